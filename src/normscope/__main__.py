@@ -1,0 +1,8 @@
+"""`python -m normscope` is the command `normscope`."""
+
+from __future__ import annotations
+
+from normscope.cli import main
+
+if __name__ == "__main__":
+    main()

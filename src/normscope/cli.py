@@ -1,0 +1,365 @@
+"""The command line: `normscope analyze`, `demo`, `families`, `version`."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from normscope import export, report
+from normscope.analysis import analyze as run_analysis
+from normscope.analysis import check_maps
+from normscope.errors import InputError, NormscopeError
+
+INTERRUPTED = 130  # the status that Ctrl-C gives, to typer too
+
+
+class _Commands(TyperGroup):
+    """Errors as one line on standard error: status 2 for a user's mistake, 1 for anything else."""
+
+    debug = False
+
+    def main(self, args: Any = None, *more: Any, **options: Any) -> Any:
+        """Parse, run, and leave with a status."""
+        given = list(sys.argv[1:] if args is None else args) or ["--help"]
+        self.debug = "--debug" in given
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                # A terminal that cannot show α shows an escape, and the rest of the table.
+                stream.reconfigure(errors="backslashreplace")
+        options["standalone_mode"] = False  # exceptions come here, and Exit as its status
+        try:
+            status = super().main(given, *more, **options) or 0
+            sys.stdout.flush()
+        except NormscopeError as error:
+            status = self._fail(str(error), 2)
+        except BrokenPipeError:  # who read the output has left; nobody is there to be told
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            status = 1
+        except (KeyboardInterrupt, typer.Abort):
+            status = INTERRUPTED
+        except Exception as error:
+            # typer's errors are click's, which newer versions of typer keep inside themselves.
+            if hasattr(error, "format_message"):
+                self.debug = False  # where in typer it was noticed helps nobody
+                status = self._fail(_usage(error), 2)
+            else:
+                what = f"unexpected {type(error).__name__}: {error}"
+                hint = "" if self.debug else "; the same command with --debug shows where"
+                status = self._fail(what + hint, 1)
+        if status == INTERRUPTED:
+            self._fail("interrupted", status)
+        sys.stderr.flush()
+        sys.exit(status)
+
+    def _fail(self, message: str, status: int) -> int:
+        if self.debug and sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        print("normscope: error:", " ".join(message.split()), file=sys.stderr)
+        return status
+
+
+def _usage(error: Any) -> str:
+    """`Missing option '--text'; see normscope analyze --help`."""
+    command = getattr(getattr(error, "ctx", None), "command_path", "normscope")
+    return f"{error.format_message().rstrip('.')}; see {command} --help"
+
+
+def _print_version(wanted: bool) -> bool:
+    if wanted:
+        from normscope import __version__
+
+        print(f"normscope {__version__}")
+        raise typer.Exit
+    return wanted
+
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+# Plain help: with rich's markup, the [CLS] of a help text would be taken for a style.
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version and leave."
+        ),
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """See what really moves inside a Transformer.
+
+    An attention head outputs a sum of vectors α·f(x). The weight α alone does not say how much a
+    token contributes: f(x) may be short or long. normscope measures the vectors themselves,
+    exactly, in any transformers model, and shows where the weights mislead.
+
+    \b
+    Examples:
+      normscope demo
+      normscope analyze --text "The cat sat on the mat."
+      normscope analyze --model gpt2 --text "The cat sat." --output cat.json
+      normscope families
+    """  # noqa: D301
+
+
+@app.command()
+def analyze(
+    text: Annotated[str, typer.Option(metavar="TEXT", help="The text that the model reads.")],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A folder, or a name on the Hugging Face hub (owner/name). Without it, the "
+            "default model: all-MiniLM-L6-v2, a small BERT.",
+        ),
+    ] = None,
+    text_pair: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="A second text, for models that read two at once."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="The text that the decoder of an encoder-decoder model writes."
+        ),
+    ] = None,
+    maps: Annotated[
+        str,
+        typer.Option(
+            metavar="MAP[,MAP]",
+            help="attn_w: the attention weight α. attn_n: the norm ‖αf(x)‖ of what is added.",
+        ),
+    ] = "attn_w,attn_n",
+    heads: Annotated[
+        str,
+        typer.Option(
+            metavar="sum|each",
+            help="sum: one map a layer (mean of α, norm of the summed vectors). each: one a head.",
+        ),
+    ] = "sum",
+    layer: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N", help="Keep this layer only, counted from 0. May be given several times."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps. Without it, cpu."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="float64, float32, bfloat16, float16. Without it, as stored."
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(metavar="REV", help="Commit, tag or branch of a model on the hub."),
+    ] = None,
+    truncate: Annotated[
+        bool,
+        typer.Option("--truncate", help="Cut a text that is too long for the model."),
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Write the maps to FILE: .json, .csv or .safetensors. - writes JSON to standard "
+            "output. Without it, a table is printed.",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show which tokens contribute most, by weight and by norm.
+
+    Every row of the table is a layer: which token gets most attention weight α, which one
+    contributes most by the norm ‖αf(x)‖ of the vector that is really added, and how much the two
+    pictures differ. All numbers are checked against the model's own output; the error is printed
+    with them, and with the signature another person can get the same numbers.
+
+    \b
+    Examples:
+      normscope analyze --text "The cat sat on the mat, and slept."
+      normscope analyze --text "Is it warm?" --text-pair "It is, in June."
+      normscope analyze --text "The cat sat." --heads each --layer 2 --layer 4
+      normscope analyze --text "The cat sat." --output cat.csv
+      normscope analyze --text "The cat sat." --output - | jq .tokens
+      normscope analyze --model Helsinki-NLP/opus-mt-de-en \\
+                        --text "Guten Tag." --target "Good day."
+
+    \b
+    Files:
+      .json         {"signature": …, "tokens": […], "error": {…},
+                     "maps": {"attn_n": [layer][query][key]}, …}
+      .csv          part,map,layer,head,query,query_token,key,key_token,value
+      .safetensors  everything, bit for bit: normscope.load(FILE) in Python
+
+    \b
+    Exit status:
+      0 done, 1 unexpected error, 2 mistake in what was given, 130 interrupted
+    """  # noqa: D301
+    names = [name.strip() for name in maps.split(",")]
+    check_maps(names, heads)  # this and the next checks before the model is loaded
+    layers = list(dict.fromkeys(layer or ()))
+    if any(at < 0 for at in layers):
+        raise InputError(f"layers are counted from 0; there is no layer {min(layers)}")
+    if output is not None:
+        export.check_output(output)
+    with _quiet():
+        result = run_analysis(
+            model,
+            text=text,
+            text_pair=text_pair,
+            target=target,
+            maps=names,
+            heads=heads,
+            truncate=truncate,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+        )
+    if layers:
+        before, result = list(result.parts), export.keep_layers(result, layers)
+        for name in [name for name in before if name not in result.parts]:
+            print(f"normscope: {name} has none of these layers and is left out", file=sys.stderr)
+    if output is None:
+        from rich.console import Console
+
+        report.show(result, Console())
+        return
+    export.write(result, output)
+    if output != export.STDOUT:
+        print(f"wrote {output}\n{result.signature}", file=sys.stderr)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' remarks and its bar for loading weights; downloads keep theirs."""
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    level, bars, downloads = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        not are_progress_bars_disabled(),
+    )
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if downloads:
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where the picture goes: .png, .pdf or .svg. Without it, normscope-demo.png.",
+        ),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show on a real model what attention weights hide.
+
+    Reads two sentences with the default model and prints, for each layer, how much of the weight
+    and how much of the norm [CLS], [SEP], punctuation and all other tokens get; then draws both
+    maps of the layer where they differ most, side by side.
+
+    \b
+    Example:
+      normscope demo --output picture.png
+    """  # noqa: D301
+    from normscope.demo import demo as run_demo
+
+    with _quiet():
+        run_demo(output)
+
+
+@app.command()
+def families(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Prove every known model family, here and now.
+
+    For each family a tiny model with random weights runs in float64 on a padded batch. Proved
+    means: its outputs are bit for bit those of its own attention, and for every attention call
+    the parts add up to the real output. The error is the largest relative gap.
+
+    A family that is not listed may well work: normscope.testing.check_architecture(model) tells.
+
+    \b
+    Exit status:
+      0 all proved, 1 at least one is not
+    """  # noqa: D301
+    from rich.console import Console
+    from rich.progress import track
+
+    from normscope import families as proofs
+
+    names: Iterable[str] = proofs.names()
+    errors = Console(stderr=True)
+    if errors.is_terminal:
+        names = track(names, "Proving", console=errors, transient=True)
+    with _quiet():
+        rows = [proofs.prove(name) for name in names]
+    if as_json:
+        print(json.dumps(proofs.summary(rows), indent=1))
+    else:
+        Console(highlight=False, markup=False, emoji=False).print(proofs.table(rows))
+        print(f"\n{proofs.last_line(rows)}")
+    failed = [row for row in rows if row["failure"]]
+    for row in failed:
+        print(f"normscope: error: not proved: {row['family']}: {row['failure']}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def version(debug: Debug = False) -> None:
+    """Print the versions that numbers may depend on."""
+    import platform
+    from importlib.metadata import version as installed
+
+    from normscope import __version__
+
+    print(f"normscope {__version__}")
+    # Asked of the installed files: importing transformers takes seconds.
+    for package in ("torch", "transformers"):
+        print(f"{package} {installed(package)}")
+    print(f"python {platform.python_version()}")
+
+
+def main() -> None:
+    """The command `normscope`."""
+    app(prog_name="normscope")

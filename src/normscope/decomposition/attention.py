@@ -1,0 +1,107 @@
+"""Attention as a sum of weighted vectors (Kobayashi et al., EMNLP 2020).
+
+    y_i = Σ_h Σ_j α_ij^h f_h(x_j) + b_O,      f_h(x_j) = (x_j W_V^h + b_V^h) W_O^h
+
+b_V is part of f; b_O belongs to no token. The maps are α, ‖f‖, and ‖αf‖ for each head or for the
+sum of the heads (the norm of the sum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from normscope.capture import Capture
+from normscope.kernels import weighted_norm
+from normscope.shapes import Bool, Float
+
+MAPS = ("attn_w", "attn_n")
+Heads = Literal["sum", "each"]
+HEADS: tuple[Heads, ...] = ("sum", "each")
+# The largest relative gap to the model's own output that is rounding and not a mistake.
+BOUNDS = {
+    torch.float64: 1e-11,
+    torch.float32: 1e-5,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+TINY = torch.finfo(torch.float64).tiny
+CELLS = 4  # of each row of a batch and each layer, computed again the slow way
+
+
+class AttentionDecomposition:
+    """One attention call, taken apart. Norms are float64; nothing of (query, key, hidden) size."""
+
+    def __init__(self, captured: Capture) -> None:
+        self.captured = captured
+        self.alpha = captured.alpha
+        self.value = captured.value
+        self.weight = captured.projection.weight.double()
+
+    @cached_property
+    def _norms(self) -> tuple[Tensor, Tensor]:
+        return weighted_norm(self.alpha, self.value, self.weight)
+
+    @property
+    def transformed_norm(self) -> Float[Tensor, "batch head key"]:
+        """‖f_h(x_j)‖."""
+        return self._norms[1]
+
+    def map(self, name: str, heads: Heads) -> Float[Tensor, "batch *head query key"]:
+        """``attn_w`` or ``attn_n``; with a head axis for heads="each"."""
+        if name == "attn_w":
+            wide = torch.promote_types(self.alpha.dtype, torch.float32)
+            return self.alpha.mean(dim=1, dtype=wide) if heads == "sum" else self.alpha.to(wide)
+        if heads == "sum":
+            return self._norms[0]
+        return self.alpha.double() * self.transformed_norm.unsqueeze(2)
+
+    def gap(self) -> Float[Tensor, "batch query"]:
+        """‖Σ αf + b_O − real output‖ relative to Σ_j ‖Σ_h αf‖ + ‖b_O‖, for each query."""
+        difference = self.captured.reconstruct() - self.captured.output
+        bias = self.captured.projection.bias
+        scale = self._norms[0].sum(dim=-1) + (0.0 if bias is None else bias.double().norm())
+        return difference.double().norm(dim=-1) / scale.clamp_min(TINY)
+
+    def spot_check(
+        self,
+        made: Mapping[str, Tensor],
+        heads: Heads,
+        queries: Bool[Tensor, "batch query"],
+        keys: Bool[Tensor, "batch key"],
+    ) -> dict[str, Float[Tensor, " batch"]]:
+        """For each map in ``made``, its worst gap to the definition at random cells of each row.
+
+        The vectors αf of a cell are built whole, in float64, and measured; the gap is relative to
+        the sum of their norms. Only real positions are drawn.
+        """
+        draw = torch.Generator().manual_seed(self.captured.layer)
+        row = torch.arange(len(self.alpha), device=self.alpha.device).unsqueeze(1)
+        i, j = _choose(queries, draw), _choose(keys, draw)  # batch cell
+        alpha = self.alpha[row, :, i, j].double()  # batch cell head
+        value = self.value[row, :, j].double()
+        value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
+        vectors = torch.einsum("bch,bche,heo->bcho", alpha, value, self.weight)
+        norms = vectors.norm(dim=-1)
+        worst = {}
+        for name, array in made.items():
+            parts = alpha if name == "attn_w" else norms
+            whole = alpha.mean(dim=-1) if name == "attn_w" else vectors.sum(dim=2).norm(dim=-1)
+            if heads == "sum":
+                gap = (array[row, i, j] - whole).abs()
+            else:
+                gap = (array[row, :, i, j] - parts).abs().amax(dim=-1)
+            worst[name] = (gap / parts.sum(dim=-1).clamp_min(TINY)).amax(dim=-1)
+        return worst
+
+
+def _choose(real: Bool[Tensor, "batch position"], draw: torch.Generator) -> Tensor:
+    """(batch, CELLS) positions among the real ones of each row, with replacement."""
+    chance = torch.rand(real.shape[0], CELLS, generator=draw, dtype=torch.float64)
+    count = real.sum(dim=1, keepdim=True)
+    rank = (chance.to(real.device) * count).long().clamp_max(count - 1)  # the rank-th real one
+    return real.to(torch.int8).argsort(dim=1, descending=True, stable=True).gather(1, rank)

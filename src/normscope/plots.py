@@ -1,0 +1,150 @@
+"""Maps as pictures. Needs the extra `plots`.
+
+    >>> axes = compare(result, layer=2)                                         # doctest: +SKIP
+    >>> axes[0].figure.savefig("layer-2.png")                                   # doctest: +SKIP
+
+Figures are made without pyplot, so nothing is kept alive and no backend is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from normscope.arrays import LabelledArray
+from normscope.contributions import Contributions
+from normscope.errors import InputError, MissingExtraError
+from normscope.report import printable, row_shares
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# From white to dark in lightness alone, so that it reads without colour vision and in print.
+COLOURS = "Blues"
+CELL, FRAME, LARGEST = 0.21, 1.7, 24.0  # inches: a cell, what is around the cells, a whole panel
+
+# Title and colour bar of a map: with its heads taken together, and of one head.
+TITLES = {
+    "attn_w": (r"attention weight  $\alpha$  (mean over heads)", r"attention weight  $\alpha$"),
+    "attn_n": (
+        r"norm  $\Vert\Sigma_h\,\alpha f(x)\Vert$  (heads summed)",
+        r"norm  $\Vert\alpha f(x)\Vert$",
+    ),
+}
+UNITS = {"attn_w": "weight"}
+
+
+def compare(
+    result: Contributions,
+    layer: int,
+    maps: Sequence[str] = ("attn_w", "attn_n"),
+    axes: Any = None,
+    *,
+    head: int | None = None,
+    normalise: bool = False,
+) -> NDArray[Any]:
+    """Draw maps of one layer side by side, each with its own colour scale.
+
+    Returns the array of their Axes; `axes[0].figure` is the figure. `axes` gives Axes to draw
+    into, one for each map. See `heatmap` for `head` and `normalise`.
+    """
+    chosen = [maps] if isinstance(maps, str) else list(maps)
+    if not chosen:
+        raise InputError(f"no map was named; there is: {', '.join(result)}")
+    arrays = [result[name] for name in chosen]
+    if axes is None:
+        axes = _figure(len(arrays), *arrays[0].shape[-2:]).subplots(1, len(arrays), squeeze=False)
+    given = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
+    if len(given) != len(arrays):
+        raise InputError(f"{len(arrays)} maps need {len(arrays)} axes, but {len(given)} were given")
+    for array, ax in zip(arrays, given, strict=True):
+        heatmap(array, layer=layer, head=head, ax=ax, normalise=normalise)
+    return given
+
+
+def heatmap(
+    array: LabelledArray,
+    *,
+    layer: int | None = None,
+    head: int | None = None,
+    ax: Axes | None = None,
+    normalise: bool = False,
+) -> Axes:
+    """Draw one map: queries from top to bottom, keys from left to right.
+
+    `layer` and `head` choose from an array that has those axes. With `normalise` each row is
+    divided by its sum, so that cells are shares of what a query takes.
+    """
+    title, bar = _titles(array, layer, head, normalise)
+    for axis, label in {"layer": layer, "head": head}.items():
+        if axis in array.axes and label is None and len(array.labels[axis]) > 1:
+            raise InputError(
+                f"{array.name!r} has {len(array.labels[axis])} {axis}s; choose one with {axis}="
+            )
+        if label is not None or axis in array.axes:
+            array = array.sel(**{axis: array.labels[axis][0] if label is None else label})
+    if array.axes != ("query", "key"):
+        raise InputError(f"a heat map needs the axes query and key; {array.name!r}: {array.axes}")
+    values = row_shares(array) if normalise else array.to_numpy()
+    if ax is None:
+        ax = _figure(1, *values.shape).subplots()
+    image = ax.imshow(
+        values, cmap=COLOURS, vmin=0, aspect="equal", interpolation="nearest", origin="upper"
+    )
+    _label(ax, array)
+    ax.set_title(title, fontsize=12, pad=10)
+    figure: Any = ax.figure
+    colours = figure.colorbar(image, ax=ax, shrink=0.9, aspect=36, pad=0.015, label=bar)
+    colours.outline.set_visible(False)
+    return ax
+
+
+def _titles(
+    array: LabelledArray, layer: int | None, head: int | None, normalise: bool
+) -> tuple[str, str]:
+    several, one = TITLES.get(array.name, (array.name, array.name))
+    single = head is not None or "head" in array.axes
+    places = [
+        f"{axis} {at}" for axis, at in {"layer": layer, "head": head}.items() if at is not None
+    ]
+    title = ", ".join([one if single else several, *places])
+    return title, "share of the row" if normalise else UNITS.get(array.name, "norm")
+
+
+def _figure(panels: int, queries: int, keys: int) -> Figure:
+    """A figure in which every token has room for its name, up to a size that screens can show."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots") from error
+
+    width, height = (min(CELL * count + FRAME, LARGEST) for count in (keys, queries))
+    figure = Figure(figsize=(panels * max(width, 4.0), max(height, 3.5)), layout="compressed")
+    layout: Any = figure.get_layout_engine()
+    layout.set(w_pad=0.12, h_pad=0.12)
+    return figure
+
+
+def _label(ax: Axes, array: LabelledArray) -> None:
+    queries, keys = array.shape
+    box = ax.get_window_extent()
+    size = 0.75 * 72 / ax.figure.dpi * min(box.width / keys, box.height / queries)
+    # Tokens may have $, _ or \ in them, which are not to be read as formulas.
+    style: dict[str, Any] = {"fontsize": min(9.0, max(size, 2.0)), "parse_math": False}
+    style["usetex"] = False
+    names = {axis: [printable(s) for s in array.tokens[axis].strings] for axis in array.axes}
+    ax.set_yticks(range(queries), names["query"], **style)
+    ax.set_xticks(range(keys), names["key"], rotation=90, **style)
+    ax.set_ylabel("query: the token that takes")
+    ax.set_xlabel("key: the token that is taken from")
+    ax.tick_params(length=0, pad=3)
+    ax.spines[:].set_visible(False)
+    # Thin lines between the cells let the eye follow a row across the picture.
+    ax.set_xticks(np.arange(keys + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(queries + 1) - 0.5, minor=True)
+    ax.tick_params(which="minor", length=0)
+    ax.grid(which="minor", color="#e4e4e4", linewidth=0.5)

@@ -1,0 +1,30 @@
+"""The names that shape annotations use: ``Float[Tensor, "batch head query key"]``.
+
+With jaxtyping installed they are jaxtyping's, and the tests check every annotated call against
+them. Without it they stand for the array type alone, so that an annotation costs nothing and
+still means something when it is evaluated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    # To a type checker a shape is a remark on the array type; so it needs no jaxtyping either.
+    from typing import Annotated as Bool
+    from typing import Annotated as Float
+    from typing import Annotated as Int
+else:
+    try:
+        from jaxtyping import Bool, Float, Int
+    except ImportError:
+
+        class _ArrayType:
+            """``_ArrayType[array_type, "axes"]`` is ``array_type``."""
+
+            def __class_getitem__(cls, item):
+                return item[0]
+
+        Bool = Float = Int = _ArrayType
+
+__all__ = ["Bool", "Float", "Int"]
