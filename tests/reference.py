@@ -58,3 +58,52 @@ def output(alpha: Array, f: Array, b_o: Array) -> Array:
                 y[i] += alpha[h, i, j] * f[h, j]
         y[i] += b_o
     return y
+
+
+# ------------------------------------------------------------------ the block (EMNLP 2021)
+
+
+def attention_vectors(alpha: Array, f: Array) -> Array:
+    """s_ij = Σ_h α_ij^h f_h(x_j), (query, key, hidden)."""
+    heads, queries, keys = alpha.shape
+    s = np.zeros((queries, keys, f.shape[-1]))
+    for i in range(queries):
+        for j in range(keys):
+            for h in range(heads):
+                s[i, j] += alpha[h, i, j] * f[h, j]
+    return s
+
+
+def add_residual(s: Array, x: Array) -> Array:
+    """z_ij = s_ij + δ_ij x_i."""
+    z = s.copy()
+    for i in range(len(x)):
+        z[i, i] = z[i, i] + x[i]
+    return z
+
+
+def layer_norm(z: Array, whole: Array, gamma: Array, eps: float, centred: bool = True) -> Array:
+    """γ ⊙ (z_ij − mean) / sqrt(Var(y_i) + ε), Var of the whole vector y_i that entered."""
+    p = np.zeros_like(z)
+    for i in range(z.shape[0]):
+        y = whole[i]
+        variance = np.mean((y - y.mean()) ** 2) if centred else np.mean(y**2)
+        for j in range(z.shape[1]):
+            centre = z[i, j].mean() if centred else 0.0
+            p[i, j] = gamma * (z[i, j] - centre) / np.sqrt(variance + eps)
+    return p
+
+
+def mixing_ratio(v: Array) -> Array:
+    """‖Σ_{j≠i} v_ij‖ / (‖Σ_{j≠i} v_ij‖ + ‖v_ii‖)."""
+    ratios = np.zeros(v.shape[0])
+    for i in range(v.shape[0]):
+        others = sum((v[i, j] for j in range(v.shape[1]) if j != i), np.zeros(v.shape[-1]))
+        mixed, kept = np.sqrt(np.sum(others**2)), np.sqrt(np.sum(v[i, i] ** 2))
+        ratios[i] = mixed / (mixed + kept)
+    return ratios
+
+
+def lengths(v: Array) -> Array:
+    """‖v_ij‖."""
+    return np.array([[np.sqrt(np.sum(cell**2)) for cell in row] for row in v])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import pytest
 import torch
 from captures import captured, gap, identical, model_of, run, unpadded
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from normscope.architectures import FAMILIES, tiny_inputs
 from normscope.capture import Capture, capture, eager
@@ -17,17 +17,19 @@ from normscope.decomposition.attention import BOUNDS
 # ------------------------------------------------------------------------------- one at a time
 
 
-@pytest.mark.parametrize("name", ["llama", "bloom", "bert", "marian"])
-def test_captures_are_dropped_before_the_next_layer_begins(name: str) -> None:
+# BLOOM itself holds on to the weights of a layer while the next one runs, and Marian to those of
+# its self-attention while the cross-attention runs.
+@pytest.mark.parametrize(("name", "held"), [("llama", 0), ("bert", 0), ("bloom", 1), ("marian", 1)])
+def test_captures_are_dropped_before_the_next_layer_begins(name: str, held: int) -> None:
     alive: list[bool] = []
-    seen: list[weakref.ref[Tensor]] = []
+    seen: list[StorageWeakRef] = []  # the memory itself: tensors may share it
 
     def look(*_: Any) -> None:
-        alive.extend(ref() is not None for ref in seen)
+        alive.extend(not memory.expired() for memory in seen[: len(seen) - held])
 
     def note(a: Capture) -> None:
         look()
-        seen.append(weakref.ref(a.alpha))
+        seen.append(StorageWeakRef(a.alpha.untyped_storage()))
 
     model, inputs = model_of(name), tiny_inputs(name)
     for path, module in model.named_modules():
@@ -37,7 +39,7 @@ def test_captures_are_dropped_before_the_next_layer_begins(name: str) -> None:
         model(**inputs)
     assert kept == []
     assert len(seen) == len(captured(model, inputs)) >= 3
-    assert len(alive) >= 6
+    assert len(alive) >= 4
     assert not any(alive)
 
 

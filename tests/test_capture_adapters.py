@@ -158,7 +158,23 @@ class Subclass(nn.Linear):
         return nn.functional.linear(x, self.weight.sign() * self.weight.abs().mean(), self.bias)
 
 
-@pytest.mark.parametrize("kind", [Quantised, Subclass])
+def patched(layer: Any) -> nn.Module:
+    """The layer itself, with another forward."""
+    signs = layer.weight.detach().sign() * layer.weight.detach().abs().mean()
+    layer.forward = lambda x: nn.functional.linear(x, signs, layer.bias)
+    return layer
+
+
+def test_an_own_forward_that_does_the_usual_keeps_the_usual_weights() -> None:
+    """Falcon's linear layers are of a class of its own; nothing needs to be worked out."""
+    model = model_of("falcon")
+    a = captured(model, tiny_inputs("falcon"))[0]
+    layer = model.get_submodule(a.projection.name)
+    assert type(layer).forward is not nn.Linear.forward
+    assert a.projection.weight.data_ptr() == layer.weight.data_ptr()
+
+
+@pytest.mark.parametrize("kind", [Quantised, Subclass, patched])
 def test_weights_that_are_not_plain_are_read_off_what_they_do(kind: type[nn.Module]) -> None:
     model = replaced(kind)
     for a in captured(model, tiny_inputs("llama")):

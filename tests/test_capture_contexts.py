@@ -118,7 +118,6 @@ def test_under_capture_the_configuration_still_tells_what_runs() -> None:
         name = model.config._attn_implementation
         assert name == "eager"
         assert name in ("eager", "sdpa")
-        assert (name != "eager") is False
         assert name != "sdpa"
         assert "flash" not in name
         copied = copy.deepcopy(model.config)
@@ -224,9 +223,15 @@ def test_layers_called_one_by_one_count_as_a_run() -> None:
             for layer in model.transformer.h:
                 hidden = layer(hidden)
                 hidden = hidden if isinstance(hidden, Tensor) else hidden[0]
+    for a, b in zip(captures[:3], expected, strict=True):
+        # Causal, as sdpa is when it is given no mask.
+        torch.testing.assert_close(a.alpha, b.alpha, rtol=0, atol=1e-14)
     assert [(c.layer, c.step) for c in captures] == [
         (i, step) for step in range(2) for i in range(3)
     ]
+    with torch.no_grad(), capture(model) as captures:
+        model.transformer.h[1](expected[1].residual)  # or one alone
+    torch.testing.assert_close(captures[0].output, expected[1].output, rtol=0, atol=1e-14)
 
 
 def test_a_task_that_outlives_its_context_records_nothing() -> None:

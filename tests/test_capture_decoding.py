@@ -10,7 +10,7 @@ import torch
 from captures import captured, gap, identical, model_of, run
 from torch import Tensor
 
-from normscope.architectures import tiny_inputs
+from normscope.architectures import FAMILIES, tiny_inputs
 from normscope.capture import Capture, capture, eager
 
 # A softmax in float32, as many families have it, also rounds the weights of a float64 model.
@@ -124,14 +124,38 @@ def test_packed_sequences_do_not_see_each_other(name: str) -> None:
             close(a.output[:, block], b.output)
 
 
-def test_a_mask_of_the_users_own() -> None:
+@pytest.mark.parametrize("kind", ["numbers", "truth values"])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_a_mask_of_the_users_own(implementation: str, kind: str) -> None:
     """Four axes, as it stands: here every token sees itself and the first."""
     model, ids = model_of("llama"), ids_of("llama")
+    model.set_attn_implementation(implementation)
     allowed = torch.eye(8).bool() | (torch.arange(8) == 0)
     mask = torch.zeros(8, 8).double().masked_fill(~allowed, torch.finfo(torch.float64).min)
-    for a in captured(model, {"input_ids": ids, "attention_mask": mask.expand(2, 1, 8, 8)}):
-        assert zero(a.alpha[:, :, ~allowed])
-        assert (a.alpha[:, :, allowed] > 0).all()
+    mask = mask if kind == "numbers" else allowed
+    inputs = {"input_ids": ids, "attention_mask": mask.expand(2, 1, 8, 8)}
+    captures = captured(model, inputs)
+    with torch.no_grad():
+        plain = model(**inputs, output_hidden_states=True).hidden_states
+    for a in captures:
+        close(a.residual, plain[a.layer])
+        if (implementation, kind) != ("eager", "truth values"):  # which it adds as 0 and 1
+            assert zero(a.alpha[:, :, ~allowed])
+            assert (a.alpha[:, :, allowed] > 0).all()
+
+
+# With ALiBi, Falcon in transformers gives one output under sdpa and another one under eager.
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "falcon (alibi)"])
+def test_without_any_mask_the_output_is_that_of_the_model_as_it_is_set(name: str) -> None:
+    """Also where sdpa leaves the causal mask to its kernel, and eager attention must not."""
+    model, inputs = model_of(name), tiny_inputs(name)
+    inputs = {k: v for k, v in inputs.items() if not k.endswith("mask")}
+    expected = run(model, inputs)
+    with capture(model):
+        found = run(model, inputs)
+    assert found.keys() == expected.keys()
+    for key, tensor in expected.items():
+        torch.testing.assert_close(found[key], tensor, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "bloom"])

@@ -20,7 +20,7 @@ from normscope.capture import Capture, Projection
 from normscope.decomposition import AttentionDecomposition
 from normscope.decomposition.attention import HEADS, MAPS
 from normscope.errors import ExactnessError, InputError
-from normscope.kernels import weighted_norm
+from normscope.kernels import weighted_norms
 from normscope.testing import check_architecture, random_inputs, randomize_
 
 # Layers of the tiny models: 3, or 2 + 3 for two towers, or encoder, decoder and cross.
@@ -184,7 +184,8 @@ def test_cancelling_heads_keep_six_digits(left: float, groups: int) -> None:
         if groups == heads:
             value[:, 1::2] = value[:, ::2]
         alpha[:, 1::2] = alpha[:, ::2]
-    summed, single = weighted_norm(alpha, value, weight)
+    found = weighted_norms(alpha, value, [weight])[0]
+    summed, single = found.summed, found.single
     wide = value.double().repeat_interleave(heads // groups, dim=1)
     f = torch.einsum("bhke,heo->bhko", wide, weight.double())
     dense = torch.einsum("bhqk,bhko->bqko", alpha.double(), f).norm(dim=-1)
@@ -198,10 +199,11 @@ def test_blocks_of_keys_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.randn(2, 2, 11, 4, generator=draw)
     weight = torch.randn(4, 4, 16, generator=draw)
     alpha = torch.rand(2, 4, 3, 11, generator=draw)
-    whole = weighted_norm(alpha, value, weight)
+    whole = weighted_norms(alpha, value, [weight])[0]
     monkeypatch.setattr("normscope.kernels.gram.BLOCK", 300)  # two keys at a time
-    for one, other in zip(whole, weighted_norm(alpha, value, weight), strict=True):
-        assert_allclose(one.numpy(), other.numpy(), rtol=1e-13)
+    cut = weighted_norms(alpha, value, [weight])[0]
+    assert_allclose(cut.summed.numpy(), whole.summed.numpy(), rtol=1e-13)
+    assert_allclose(cut.single.numpy(), whole.single.numpy(), rtol=1e-13)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [

@@ -41,8 +41,8 @@ MUTATIONS = {
     ),
     "grouped heads not repeated in the kernel": (
         "kernels/gram.py",
-        "grouped = weight.double().unflatten(0, (groups, -1))",
-        "grouped = weight.double().unflatten(0, (-1, groups)).transpose(0, 1)",
+        "grouped = weight.unflatten(0, (groups, -1))",
+        "grouped = weight.unflatten(0, (-1, groups)).transpose(0, 1)",
         "test_exactness.py::test_family_is_seen_exactly[llama]",
     ),
     "grouped heads tiled instead of repeated in the reconstruction": (
@@ -66,14 +66,14 @@ MUTATIONS = {
     ),
     "float32 in the Gram matrix": (
         "kernels/gram.py",
-        "grams = gram_matrices(head_vectors(value[:, :, here], weight))",
-        "grams = gram_matrices(head_vectors(value[:, :, here], weight).float()).double()",
+        "vectors = head_vectors(value[:, :, here], weight.double())",
+        "vectors = head_vectors(value[:, :, here], weight.double()).float().double()",
         "test_exactness.py::test_cancelling_heads_keep_six_digits",
     ),
     "heads averaged instead of summed": (
         "kernels/gram.py",
-        ".mul_(weights).sum(dim=2)",
-        ".mul_(weights).mean(dim=2)",
+        ".mul_(scaled).sum(dim=2)",
+        ".mul_(scaled).mean(dim=2)",
         "test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
     "post-norm taken for pre-norm in cross-attention": (
@@ -81,6 +81,54 @@ MUTATIONS = {
         "return before if before is not None and self.normed_first[self.block] else given",
         "return before if before is not None else given",
         "test_capture.py -k residual",
+    ),
+    "the feed-forward's residual on the diagonal alone, its sum kept": (
+        "decomposition/layer.py",
+        "            self.whole_block,\n",
+        "            __import__('dataclasses').replace(\n"
+        "                self.whole_block,\n"
+        "                linear=(*self.whole_block.linear, torch.zeros_like),\n"
+        "                own=self.whole_block.own + self.whole_block.mixed,\n"
+        "                mixed=torch.zeros_like(self.whole_block.mixed),\n"
+        "            ),\n",
+        "test_layers.py::test_feed_forward_against_numerical_integration[bert-path]",
+    ),
+    "σ taken from each part": (
+        "decomposition/block.py",
+        "return cls(parameters, parameters.sigma(given.double()).squeeze(-1))",
+        "return cls(parameters, parameters.sigma(given.double() - given.double().mean(dim=1, "
+        "keepdim=True)).squeeze(-1))",
+        "test_layers.py::test_bert_block_against_loops",
+    ),
+    "β dropped": (
+        "decomposition/block.py",
+        "return made if beta is None else made + beta.to(made.dtype)",
+        "return made",
+        "test_layers.py::test_bert_block_against_loops",
+    ),
+    "γ(b_O − mean b_O) dropped": (
+        "decomposition/block.py",
+        "bias=norm.bias(self.bias),",
+        "bias=norm.bias(torch.zeros_like(self.bias)),",
+        "test_layers.py::test_bert_block_against_loops",
+    ),
+    "θ by division at zero": (
+        "decomposition/activations.py",
+        "return CLOSED[name](p)",
+        "return activation(p) / p",
+        "test_layers.py::test_secants_against_integration_of_the_derivative",
+    ),
+    "the unit offset of Gemma's norm forgotten": (
+        "layouts.py",
+        "scales = [None] if weight is None else [weight, 1 + weight]",
+        "scales = [None] if weight is None else [weight]",
+        "test_layers.py::test_every_scope_is_complete[gemma-path]",
+    ),
+    "the residual added to every column": (
+        "decomposition/layer.py",
+        "norms.diagonal(dim1=-2, dim2=-1).copy_(own.norm(dim=-1))",
+        "norms += own.norm(dim=-1).unsqueeze(-1)",
+        "test_layers.py::test_bert_block_against_loops",
     ),
 }
 

@@ -7,6 +7,7 @@ exactly, in any unmodified transformers model.
 from normscope.analysis import analyze, analyze_inputs
 from normscope.arrays import LabelledArray
 from normscope.capture import Capture, capture
+from normscope.comparison import Amplification, amplification, contextualization_change
 from normscope.contributions import Contributions, load
 from normscope.errors import (
     ExactnessError,
@@ -16,11 +17,13 @@ from normscope.errors import (
     NormscopeError,
     UnsupportedModelError,
 )
+from normscope.properties import expansion_rate, layernorm_scale, singular_values
 from normscope.tokens import Tokens
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Amplification",
     "Capture",
     "Contributions",
     "ExactnessError",
@@ -31,8 +34,13 @@ __all__ = [
     "NormscopeError",
     "Tokens",
     "UnsupportedModelError",
+    "amplification",
     "analyze",
     "analyze_inputs",
     "capture",
+    "contextualization_change",
+    "expansion_rate",
+    "layernorm_scale",
     "load",
+    "singular_values",
 ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 
 from normscope.arrays import take
 from normscope.capture import capture
-from normscope.collector import Collector, named
+from normscope.capture.layers import LayerCapture, capture_layers, layers_of
+from normscope.collector import Collector, Options, named
 from normscope.contributions import Contributions
-from normscope.decomposition.attention import HEADS, MAPS, Heads
+from normscope.decomposition.attention import HEADS, MAPS
+from normscope.decomposition.feedforward import FF_BIASES
 from normscope.errors import InputError
 from normscope.limits import check_fits, max_length_of
+from normscope.maps import NAMES, check_maps_of
 from normscope.models import load
 from normscope.signature import Signature
 from normscope.tokens import Encoded, Tokens, encode, pad
@@ -33,6 +37,8 @@ def analyze(
     maps: Sequence[str] = MAPS,
     heads: str = "sum",
     *,
+    ff_bias: str = "path",
+    memory: str | int = "2GB",
     truncate: bool = False,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
@@ -48,7 +54,7 @@ def analyze(
         >>> result["attn_n"].shape                     # (layer, query, key)    # doctest: +SKIP
         (6, 6, 6)
     """
-    chosen, which = check_maps(maps, heads)
+    chosen, options = check_maps(maps, heads, ff_bias, memory)
     if text is None:
         raise InputError('no text was given; use analyze(model, tokenizer, "some text")')
     if model is None or isinstance(model, str) or hasattr(model, "__fspath__"):
@@ -62,6 +68,7 @@ def analyze(
             "no tokenizer was given; use analyze(model, tokenizer, text), or give the model by "
             "its folder or name, and its tokenizer is found with it"
         )
+    _check_scopes(model, chosen)
     single = isinstance(text, str)
     texts = [text] if isinstance(text, str) else list(text)
     pairs = _alongside(text_pair, texts, single, "text_pair")
@@ -72,7 +79,7 @@ def analyze(
         for row in zip(texts, pairs, targets, strict=True)
     ]
     results: list[Contributions | None] = [None] * len(rows)
-    signature = _signature(model, tokenizer, chosen, which)
+    signature = _signature(model, tokenizer, chosen, options)
     for batch in _batches(rows):
         inputs = _inputs(model, tokenizer, [rows[i] for i in batch])
         known = [
@@ -80,7 +87,7 @@ def analyze(
             for source, target in (rows[i] for i in batch)
         ]
         for i, result in zip(
-            batch, _run(model, inputs, known, chosen, which, signature), strict=True
+            batch, _run(model, inputs, known, chosen, options, signature), strict=True
         ):
             results[i] = result
     return results[0] if single else results
@@ -92,6 +99,9 @@ def analyze_inputs(
     tokens: Sequence[Sequence[str]] | None = None,
     maps: Sequence[str] = MAPS,
     heads: str = "sum",
+    *,
+    ff_bias: str = "path",
+    memory: str | int = "2GB",
 ) -> list[Contributions]:
     """The same for tensors that are ready for the model: ids, pixels, audio, embeddings.
 
@@ -99,8 +109,9 @@ def analyze_inputs(
     ``tokens`` names the positions of each row (with or without its padding); without it they
     are numbered.
     """
-    chosen, which = check_maps(maps, heads)
+    chosen, options = check_maps(maps, heads, ff_bias, memory)
     model = _runnable(model)
+    _check_scopes(model, chosen)
     if not isinstance(inputs, Mapping) or not any(isinstance(v, Tensor) for v in inputs.values()):
         raise InputError(
             f"analyze_inputs() takes a mapping of tensors (input_ids, pixel_values, …) as the "
@@ -108,19 +119,43 @@ def analyze_inputs(
         )
     inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
     known = None if tokens is None else [{"": named(row)} for row in tokens]
-    return _run(model, inputs, known, chosen, which, _signature(model, None, chosen, which))
+    return _run(model, inputs, known, chosen, options, _signature(model, None, chosen, options))
 
 
-def check_maps(maps: Sequence[str], heads: str) -> tuple[tuple[str, ...], Heads]:
-    """The maps and heads asked for, each map once, or an error that lists the valid ones."""
+def check_maps(
+    maps: Sequence[str], heads: str, ff_bias: str = "path", memory: str | int = "2GB"
+) -> tuple[tuple[str, ...], Options]:
+    """The maps and options asked for, each map once, or an error that lists the valid ones."""
     chosen = (maps,) if isinstance(maps, str) else tuple(dict.fromkeys(maps))
-    unknown = [name for name in chosen if name not in MAPS]
+    unknown = [name for name in chosen if name not in NAMES]
     if unknown or not chosen:
         given = ", ".join(repr(name) for name in unknown) or "none"
-        raise InputError(f"unknown map: {given}; the maps are: {', '.join(MAPS)}")
+        raise InputError(f"unknown map: {given}; the maps are: {', '.join(NAMES)}")
     if heads not in HEADS:
         raise InputError(f'heads is "sum" or "each", but was given {heads!r}')
-    return chosen, heads
+    if heads == "each" and (rest := [name for name in chosen if name not in MAPS]):
+        raise InputError(
+            f"a residual, a norm or a feed-forward belongs to no single head: {', '.join(rest)} "
+            f'exist for heads="sum" only; with heads="each" there is: {", ".join(MAPS)}'
+        )
+    if ff_bias not in FF_BIASES:
+        raise InputError(f'ff_bias is "path" or "fixed", but was given {ff_bias!r}')
+    return chosen, Options(heads, ff_bias, _bytes(memory))
+
+
+def _check_scopes(model: nn.Module, maps: tuple[str, ...]) -> None:
+    if any(name not in MAPS for name in maps):
+        check_maps_of(model, maps)
+
+
+def _bytes(memory: str | int) -> int:
+    """2**31 for "2GB", and so on."""
+    units = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", str(memory), re.IGNORECASE)
+    size = float(found[1]) * units.get(found[2].upper(), 0) if found else 0
+    if size < 1:
+        raise InputError(f'memory is a size such as "2GB" or "500MB", but was given {memory!r}')
+    return int(size)
 
 
 # ------------------------------------------------------------------------------------ text in
@@ -252,15 +287,38 @@ def _run(
     inputs: Mapping[str, Any],
     known: Sequence[Mapping[str, Tokens | None]] | None,
     maps: tuple[str, ...],
-    heads: Heads,
+    options: Options,
     signature: Signature,
 ) -> list[Contributions]:
-    collector = Collector(model, inputs, maps, heads)
+    collector = Collector(model, inputs, maps, options)
+    record = (
+        capture_layers(model, _with_progress(model, collector))
+        if collector.whole_layers
+        else capture(model, collector.attention)
+    )
     # A cache costs memory and is not read here; FSMT even drops its causal mask for it.
     extra = {"use_cache": False} if "use_cache" not in inputs and _takes_cache(model) else {}
-    with _evaluating(model), torch.no_grad(), capture(model, collector):
+    with _evaluating(model), torch.no_grad(), record:
         model(**inputs, **extra)
     return collector.results(known, signature)
+
+
+def _with_progress(model: nn.Module, collector: Collector) -> Callable[[LayerCapture], None]:
+    """A bar over the layers where a feed-forward makes them slow, on a terminal only."""
+    from tqdm import tqdm
+
+    slow = any("_ff" in name for name in collector.maps)
+    bar = tqdm(
+        total=len(layers_of(model)), desc="layers", leave=False, disable=None if slow else True
+    )
+
+    def take(layer: LayerCapture) -> None:
+        collector.layer(layer)
+        bar.update()
+        if bar.n >= (bar.total or 0):
+            bar.close()
+
+    return take
 
 
 def _takes_cache(model: nn.Module) -> bool:
@@ -279,10 +337,13 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _signature(model: nn.Module, tokenizer: Any, maps: tuple[str, ...], heads: str) -> Signature:
+def _signature(
+    model: nn.Module, tokenizer: Any, maps: tuple[str, ...], options: Options
+) -> Signature:
     settings = {
         "maps": ",".join(maps),
-        "heads": heads,
+        "heads": options.heads,
+        **({"ff_bias": options.ff_bias} if any("_ff" in name for name in maps) else {}),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
     }
     return Signature(model, tokenizer, settings)

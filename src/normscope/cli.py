@@ -145,7 +145,10 @@ def analyze(
         str,
         typer.Option(
             metavar="MAP[,MAP]",
-            help="attn_w: the attention weight α. attn_n: the norm ‖αf(x)‖ of what is added.",
+            help="attn_w: the attention weight α. attn_n: the norm ‖αf(x)‖ of what is added. "
+            "attn_res_w, attn_res_n, attn_res_ln_n: with residual and norm. atb, atb_ln, atb_ff, "
+            "atb_ff_res, atb_ff_res_ln, atb_ln_ff, atb_ln_ff_res: on through the feed-forward, "
+            "as far as the model's layout has them.",
         ),
     ] = "attn_w,attn_n",
     heads: Annotated[
@@ -155,6 +158,17 @@ def analyze(
             help="sum: one map a layer (mean of α, norm of the summed vectors). each: one a head.",
         ),
     ] = "sum",
+    ff_bias: Annotated[
+        str,
+        typer.Option(
+            metavar="path|fixed",
+            help="Whether the feed-forward's bias takes its share of the activation or keeps g(b).",
+        ),
+    ] = "path",
+    memory: Annotated[
+        str,
+        typer.Option(metavar="SIZE", help="For the largest arrays of a feed-forward map."),
+    ] = "2GB",
     layer: Annotated[
         list[int] | None,
         typer.Option(
@@ -220,7 +234,7 @@ def analyze(
       0 done, 1 unexpected error, 2 mistake in what was given, 130 interrupted
     """  # noqa: D301
     names = [name.strip() for name in maps.split(",")]
-    check_maps(names, heads)  # this and the next checks before the model is loaded
+    check_maps(names, heads, ff_bias, memory)  # this and the next checks before the model is loaded
     layers = list(dict.fromkeys(layer or ()))
     if any(at < 0 for at in layers):
         raise InputError(f"layers are counted from 0; there is no layer {min(layers)}")
@@ -234,6 +248,8 @@ def analyze(
             target=target,
             maps=names,
             heads=heads,
+            ff_bias=ff_bias,
+            memory=memory,
             truncate=truncate,
             device=device,
             dtype=dtype,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,59 +12,115 @@ from torch import Tensor, nn
 
 from normscope.arrays import LabelledArray, take
 from normscope.capture import Capture
-from normscope.contributions import Contributions
-from normscope.decomposition.attention import BOUNDS, AttentionDecomposition, Heads
+from normscope.capture.layers import LayerCapture
+from normscope.contributions import RESIDUAL, Contributions
+from normscope.decomposition.attention import MAPS, AttentionDecomposition, Heads
+from normscope.decomposition.feedforward import FFBias
+from normscope.decomposition.layer import LayerDecomposition
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.maps import Map, attention_maps, available, bound_of, layer_maps
 from normscope.shapes import Bool
 from normscope.signature import Signature
 from normscope.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Options:
+    """How maps are made, beyond which ones."""
+
+    heads: Heads = "sum"
+    ff_bias: FFBias = "path"
+    memory: int = 2**31  # bytes for the largest arrays of a feed-forward scope
 
 
 class Collector:
     """Reduces captures to maps as they arrive, a row of the batch at a time."""
 
     def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], maps: tuple[str, ...], heads: Heads
+        self, model: nn.Module, inputs: Mapping[str, Any], maps: tuple[str, ...], options: Options
     ) -> None:
-        self.model, self.inputs, self.maps, self.heads = model, inputs, maps, heads
+        self.model, self.inputs, self.maps, self.options = model, inputs, maps, options
         self.parts: dict[tuple[str, str], list[_Row]] = {}  # (stack, kind) -> rows
         self.paths: set[str] = set()
+        self.whole_layers = any(name not in MAPS for name in maps)
+        self.has = available(model) if self.whole_layers else {}
 
-    def __call__(self, captured: Capture) -> None:
+    def attention(self, captured: Capture) -> None:
+        """Take in one attention call."""
+        queries, keys = self._check(captured)
+        taken = AttentionDecomposition(captured)
+        made = attention_maps(taken, self.maps, self.options.heads, queries, keys)
+        self._store(captured, taken, made, {captured.output.dtype})
+
+    def layer(self, layer: LayerCapture) -> None:
+        """Take in one layer, with one or two attention calls."""
+        for captured in (layer.attention, layer.cross):
+            if captured is None:
+                continue
+            queries, keys = self._check(captured)
+            has = self.has[captured.stack, captured.kind]
+            taken = LayerDecomposition(
+                layer, captured.kind, ff_bias=self.options.ff_bias, memory=self.options.memory
+            )
+            wanted = [name for name in self.maps if name in has]
+            if wanted:
+                made = layer_maps(taken, wanted, queries, keys)
+                self._store(captured, taken.alone, made, taken.dtypes)
+
+    def _store(
+        self,
+        captured: Capture,
+        alone: AttentionDecomposition,
+        made: Mapping[str, Map],
+        dtypes: set[torch.dtype],
+    ) -> None:
+        """Cut each row's real positions out of the batch, and judge its error."""
+        queries, keys = self.real(captured)
+        self._refuse_not_finite(captured, alone.gap()[queries])
+        stored = torch.promote_types(captured.output.dtype, torch.float32)
+
+        def fetch(tensor: Tensor) -> np.ndarray:
+            return tensor.to(stored).cpu().numpy()
+
+        norms, here, there = (
+            fetch(alone.transformed_norm),
+            queries.cpu().numpy(),
+            keys.cpu().numpy(),
+        )
+        rows = self.parts.setdefault((captured.stack, captured.kind), [])
+        rows.extend(_Row() for _ in range(len(here) - len(rows)))
+        for b, row in enumerate(rows):
+            row.norms.append(norms[b][:, there[b]])
+            row.queries, row.keys = here[b], there[b]
+        for name, one in made.items():
+            values, gaps, spots = fetch(one.values), one.gap.cpu().numpy(), one.spot.cpu().numpy()
+            extras = {"mixing_ratio": one.mixing_ratio, "bias_share": one.bias_share}
+            arrays = {kind: fetch(array) for kind, array in extras.items() if array is not None}
+            for b, row in enumerate(rows):
+                error = max(float(gaps[b][here[b]].max()), float(spots[b]))
+                self._refuse_inexact(captured, name, error, dtypes)
+                row.error[name] = max(error, row.error.get(name, 0.0))
+                column = np.ones(values.shape[-1] - len(there[b]), dtype=bool)  # the residual's
+                cells = values[b][..., here[b], :][..., np.concatenate([there[b], column])]
+                row.maps.setdefault(name, []).append(cells)
+                for kind, array in arrays.items():
+                    row.extras.setdefault((kind, name), []).append(array[b][here[b]])
+        self.paths.add(captured.path)
+
+    def _check(self, captured: Capture) -> tuple[Tensor, Tensor]:
         if captured.step:
             raise UnsupportedModelError(
                 f"{captured.stack} ran more than once in one forward pass; which run a map "
                 "belongs to is not defined. Use capture() and take the steps apart yourself."
             )
-        queries, keys = self._real(captured)
-        taken = AttentionDecomposition(captured)
-        made = {name: taken.map(name, self.heads) for name in self.maps}
+        queries, keys = self.real(captured)
         self._refuse_wrong(captured, queries, keys)
-        gap = taken.gap()
-        self._refuse_not_finite(captured, gap[queries])
-        spots = taken.spot_check(made, self.heads, queries, keys)
-        checks = {name: gaps.cpu().numpy() for name, gaps in spots.items()}
-        stored = torch.promote_types(captured.output.dtype, torch.float32)
-        arrays = {name: tensor.to(stored).cpu().numpy() for name, tensor in made.items()}
-        norms = taken.transformed_norm.to(stored).cpu().numpy()
-        gaps, here, there = gap.cpu().numpy(), queries.cpu().numpy(), keys.cpu().numpy()
-        rows = self.parts.setdefault((captured.stack, captured.kind), [])
-        rows.extend(_Row() for _ in range(len(gaps) - len(rows)))
-        for b, row in enumerate(rows):
-            worst = float(gaps[b][here[b]].max())
-            for name, array in arrays.items():
-                row.maps.setdefault(name, []).append(array[b][..., here[b], :][..., there[b]])
-            row.norms.append(norms[b][:, there[b]])
-            for name in self.maps:
-                error = max(worst, float(checks[name][b]))
-                self._refuse_inexact(captured, name, error)
-                row.error[name] = max(error, row.error.get(name, 0.0))
-            row.queries, row.keys = here[b], there[b]
-        self.paths.add(captured.path)
+        return queries, keys
 
     # ---- which positions are real
 
-    def _real(self, captured: Capture) -> tuple[Bool[Tensor, "b q"], Bool[Tensor, "b k"]]:
+    def real(self, captured: Capture) -> tuple[Bool[Tensor, "b q"], Bool[Tensor, "b k"]]:
+        """Which queries and which keys are real, not padding."""
         batch, _, queries, keys = captured.alpha.shape
         decoder = self._role(captured.stack) == "decoder"
         own = "decoder_attention_mask" if decoder else "attention_mask"
@@ -129,13 +185,16 @@ class Collector:
             f"overflow in {captured.output.dtype}. Use float32: model.float(), --dtype float32."
         )
 
-    def _refuse_inexact(self, captured: Capture, name: str, error: float) -> None:
-        bound = BOUNDS.get(captured.output.dtype, BOUNDS[torch.float32])
+    def _refuse_inexact(
+        self, captured: Capture, name: str, error: float, dtypes: set[torch.dtype]
+    ) -> None:
+        bound = bound_of(dtypes)
         if not error <= bound:
+            kinds = ", ".join(sorted(str(dtype) for dtype in dtypes))
             raise ExactnessError(
                 f"{name} of {captured.name}: the parts differ from the model's own output by "
-                f"{error:.1e} of their size, more than {bound:.0e}, the bound for "
-                f"{captured.output.dtype}. The map would be wrong, so none is returned."
+                f"{error:.1e} of their size, more than {bound:.0e}, the bound for {kinds}. The map "
+                "would be wrong, so none is returned."
             )
 
     # ---- the results
@@ -178,28 +237,31 @@ class Collector:
         role = self._role(stack)
         mine = self._tokens(known, role, stack, row.queries, b)
         theirs = mine if kind == "self" else self._tokens(known, "", stack, row.keys, b)
-        axes = (
-            ("layer", "query", "key") if self.heads == "sum" else ("layer", "head", "query", "key")
-        )
-        tokens = {"query": mine, "key": theirs}
-        norms = LabelledArray(
-            np.stack(row.norms),
-            ("layer", "head", "key"),
-            {"key": theirs},
-            name="transformed_norm",
-            key_reduce="mean",
-        )
-        maps = {
-            name: LabelledArray(np.stack(row.maps[name]), axes, tokens, name=name)
-            for name in self.maps
-        }
+        each = self.options.heads == "each"
+        axes = ("layer", *(["head"] if each else []), "query", "key")
+
+        def labelled(values: list[np.ndarray], axes: tuple[str, ...], name: str) -> LabelledArray:
+            array = np.stack(values)
+            keys = theirs if array.shape[-1] == len(theirs) else _with_residual(theirs)
+            tokens = {
+                axis: mine if axis == "query" else keys for axis in axes[1:] if axis != "head"
+            }
+            reduce = "sum" if name in row.maps else "mean"
+            return LabelledArray(array, axes, tokens, name=name, key_reduce=reduce)
+
+        extras: dict[str, dict[str, LabelledArray]] = {}
+        for (extra, name), values in row.extras.items():
+            extras.setdefault(extra, {})[name] = labelled(values, ("layer", "query"), extra)
         return Contributions(
-            maps=maps,
-            transformed_norm=norms,
+            maps={
+                name: labelled(row.maps[name], axes, name) for name in self.maps if name in row.maps
+            },
+            transformed_norm=labelled(row.norms, ("layer", "head", "key"), "transformed_norm"),
             tokens=mine,
             key_tokens=theirs,
             error=row.error,
             signature=signature,
+            extras=extras,
         )
 
     def _tokens(
@@ -234,12 +296,26 @@ def named(strings: Sequence[str]) -> Tokens:
     return Tokens(names, None, (False,) * len(names), names, word_of=each, words=names)
 
 
+def _with_residual(tokens: Tokens) -> Tokens:
+    """The keys of a cross-attention, and the decoder's own state as a last one."""
+    word_of, words = tokens.word_of, tokens.words
+    return Tokens(
+        strings=(*tokens.strings, RESIDUAL),
+        ids=None,
+        special=(*tokens.special, True),
+        texts=(*tokens.texts, RESIDUAL),
+        word_of=None if word_of is None or words is None else (*word_of, len(words)),
+        words=None if words is None else (*words, RESIDUAL),
+    )
+
+
 class _Row:
     """One row of a batch in one part: a list over layers for each map."""
 
     def __init__(self) -> None:
         self.maps: dict[str, list[np.ndarray]] = {}
         self.norms: list[np.ndarray] = []
+        self.extras: dict[tuple[str, str], list[np.ndarray]] = {}  # (kind, map) -> layers
         self.error: dict[str, float] = {}
         self.queries = self.keys = np.zeros(0, dtype=bool)
 

@@ -34,8 +34,23 @@ TITLES = {
         r"norm  $\Vert\Sigma_h\,\alpha f(x)\Vert$  (heads summed)",
         r"norm  $\Vert\alpha f(x)\Vert$",
     ),
+    **{
+        name: (f"norm, {what}", "")
+        for name, what in {
+            "attn_res_n": "with the residual",
+            "attn_res_ln_n": "with residual and layer norm",
+            "atb": "the attention block",
+            "atb_ln": "the attention block and the norm after it",
+            "atb_ff": "through the feed-forward",
+            "atb_ff_res": "through the feed-forward, with its residual",
+            "atb_ff_res_ln": "the whole layer",
+            "atb_ln_ff": "through norm and feed-forward",
+            "atb_ln_ff_res": "the whole layer",
+        }.items()
+    },
+    "attn_res_w": (r"$\frac{1}{2}\alpha + \frac{1}{2}$ identity  (mean over heads)", ""),
 }
-UNITS = {"attn_w": "weight"}
+UNITS = {"attn_w": "weight", "attn_res_w": "weight"}
 
 
 def compare(

@@ -14,14 +14,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from normscope.architectures import randomize_
 from normscope.capture import Capture, capture, eager
+from normscope.capture.layers import LayerCapture, capture_layers
 from normscope.capture.layout import configs_of
 from normscope.decomposition.attention import BOUNDS, HEADS, MAPS, AttentionDecomposition
+from normscope.decomposition.feedforward import FF_BIASES
+from normscope.decomposition.layer import LayerDecomposition
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.maps import bound_of, check_maps_of, layer_maps
 
-__all__ = ["Proof", "check_architecture", "random_inputs", "randomize_"]
+__all__ = [
+    "FullPrecision",
+    "Proof",
+    "check_architecture",
+    "check_layers",
+    "random_inputs",
+    "randomize_",
+]
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,68 @@ def check_architecture(
             f"more than {limit:.0e}"
         )
     return Proof(kind, dict(calls), tuple(sorted(paths)), worst, limit)
+
+
+class FullPrecision(TorchFunctionMode):
+    """Keeps float64 where a model's modules round to float32 for a while, as many norms do.
+
+    Inside, a float64 model is float64 throughout: what is left of a gap is no rounding.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is Tensor.float and args[0].dtype == torch.float64:
+            return args[0]
+        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            args = tuple(torch.float64 if a is torch.float32 else a for a in args)
+            kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def check_layers(
+    model: nn.Module, inputs: Mapping[str, Any] | None = None, *, bound: float | None = None
+) -> dict[str, float]:
+    """Prove every scope of every layer: parts and bias are the model's own hidden states.
+
+    Gives the worst relative gap of each map, spot checks included, over both conventions for the
+    feed-forward's bias. Raises ExactnessError above ``bound`` (default: rounding in the dtypes that
+    the layers compute in), UnsupportedModelError where a layer's wiring is not known. For a proof
+    free of rounding use float64 inside ``FullPrecision()``.
+    """
+    inputs = random_inputs(model) if inputs is None else inputs
+    check_maps_of(model, ["attn_res_n"])
+    worst: dict[str, float] = {}
+
+    def measure(layer: LayerCapture) -> None:
+        for captured in (layer.attention, layer.cross):
+            if captured is None:
+                continue
+            batch, _, queries, keys = captured.alpha.shape
+            real = torch.ones(batch, queries, dtype=torch.bool, device=captured.alpha.device)
+            there = torch.ones(batch, keys, dtype=torch.bool, device=captured.alpha.device)
+            for ff_bias in FF_BIASES:
+                taken = LayerDecomposition(layer, captured.kind, ff_bias=ff_bias)
+                for name, made in layer_maps(taken, taken.scopes, real, there).items():
+                    gap = max(float(made.gap.max()), float(made.spot.max()))
+                    limit = bound_of(taken.dtypes) if bound is None else bound
+                    if not gap <= limit:
+                        raise ExactnessError(
+                            f"{name} of {layer.name}: parts and bias differ from the model's own "
+                            f"state by {gap:.1e} of their size, more than {limit:.0e}"
+                        )
+                    worst[name] = max(gap, worst.get(name, 0.0))
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad(), capture_layers(model, measure):
+            model(**inputs)
+    finally:
+        for module, training in modes:
+            module.training = training
+    return worst
 
 
 def _gap(captured: Capture) -> float:

@@ -55,13 +55,6 @@ class Layout:
             and not any(_is_attention(type(child)) for child in m.modules() if child is not m)
         ]
 
-    def implementation(self, config: Any, name: str) -> str:
-        """What to set a configuration to: ``name``, or "eager" where no module would know it."""
-        asking = [m for m in self.places if uses_interface(type(m))]
-        by_hand = {id(m.config) for m in self.handmade if hasattr(m, "config")}
-        by_hand -= {id(m.config) for m in asking if hasattr(m, "config")}
-        return name if asking and id(config) not in by_hand else "eager"
-
     def __getitem__(self, module: nn.Module) -> Place:
         return self.places[module]
 
@@ -101,10 +94,6 @@ def _functions(cls: type) -> tuple[Any, ...]:
 def _names(cls: type) -> set[str]:
     """Every global and attribute that the functions of a class mention."""
     return {name for function in _functions(cls) for name in function.__code__.co_names}
-
-
-def _uses_softmax(cls: type) -> bool:
-    return any("softmax" in name.lower() for name in _names(cls))
 
 
 def uses_interface(cls: type) -> bool:

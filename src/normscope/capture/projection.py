@@ -41,7 +41,7 @@ def is_linear(module: nn.Module) -> bool:
 
 def projection_of(module: nn.Module, name: str, heads: int, given: Tensor) -> Projection:
     """Weight and bias of a linear module that has just read ``given``, cut into ``heads``."""
-    weight, bias = _affine(module, name, given)
+    weight, bias = affine(module, name, given)
     return Projection(name, weight.unflatten(0, (heads, -1)), bias)
 
 
@@ -50,7 +50,7 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _affine(module: nn.Module, name: str, given: Tensor) -> tuple[Tensor, Tensor | None]:
+def affine(module: nn.Module, name: str, given: Tensor) -> tuple[Tensor, Tensor | None]:
     """(in, out) weight and (out,) bias.
 
     They are the module's own where it is an ordinary linear layer, or does to a random row what

@@ -38,6 +38,7 @@ class Capture:
     projection: Projection
     residual: Float[Tensor, "batch query hidden"] | None  # None: the attention is not given it
     output: Float[Tensor, "batch query out"]
+    batch_first: bool  # False where the module itself puts the query axis first
     mask: Tensor | None  # the mask given to the attention function, as it was given
 
     def reconstruct(self) -> Float[Tensor, "batch query out"]:
@@ -223,6 +224,7 @@ class Recorder:
             projection=projection,
             residual=residual,
             output=pending.by_query(made),
+            batch_first=pending.batch_first,
             mask=pending.mask,
         )
         self.emit(captured)

@@ -116,7 +116,9 @@ class Name(str):
         return str.__eq__(self, other) is True or other == self.runs()
 
     def __ne__(self, other: object) -> bool:
-        return not self == other
+        # Not the opposite of ==: `if implementation != "eager"` is how some modules decide to
+        # look a function up at all, and ours must be found.
+        return str.__ne__(self, other) is True
 
     __hash__ = str.__hash__
 
@@ -135,8 +137,11 @@ def _attention(
     """What the model calls instead of its attention function: its own eager one, noted."""
     again = _recomputing()
     recorders = [] if again else [r for r in ACTIVE.get() if r.open and module in r.layout]
-    eager = bool(recorders) or _replaying()
-    function = attention_of(module)[1] if eager else _original(module)
+    if recorders or _replaying():
+        function = attention_of(module)[1]
+        attention_mask = _as_eager(module, query, key, attention_mask, kwargs.get("is_causal"))
+    else:
+        function = _original(module)
     mixed, alpha = function(module, query, key, value, attention_mask, **kwargs)
     if not recorders:
         return mixed, alpha
@@ -149,6 +154,26 @@ def _attention(
     for recorder in recorders:
         recorder.attended_by(Pending(module, "interface", alpha, value, mixed, attention_mask))
     return mixed, alpha
+
+
+def _as_eager(
+    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, causal: bool | None
+) -> Tensor | None:
+    """The mask for eager attention that says what the model's own function would have made of it.
+
+    Other functions read a boolean mask (True: attend), and take none to mean a causal one. Masks
+    of transformers' own making are eager's already; these are the user's, or were left out by one
+    who calls layers directly.
+    """
+    if _original_name(module) in (None, "eager"):
+        return mask
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    if mask is None and causal and query.shape[2] > 1:
+        shape = query.shape[2], key.shape[2]
+        mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril()[None, None]
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, lowest(query.dtype))
+    return mask
 
 
 def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Any:
@@ -171,14 +196,19 @@ def _original(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
     """What a module that is not recorded would call if there were no capture at all."""
     table, eager = attention_of(module)
     config: Any = module.config
-    name = config._attn_implementation_internal
-    original = name.original if isinstance(name, Name) else name
+    name, original = config._attn_implementation_internal, _original_name(module)
     if original in (None, "eager"):
         return eager
     if original != "sdpa" and isinstance(name, Name) and name.recorded():
         return eager  # it shares the configuration of a recorded model, and so an eager mask
     function: Callable[..., tuple[Tensor, Tensor | None]] = table[original]
     return function
+
+
+def _original_name(module: nn.Module) -> str | None:
+    config: Any = module.config
+    name: str | None = config._attn_implementation_internal
+    return name.original if isinstance(name, Name) else name
 
 
 class Watch(TorchFunctionMode):

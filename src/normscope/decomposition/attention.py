@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from normscope.capture import Capture
-from normscope.kernels import weighted_norm
+from normscope.kernels import Lengths, weighted_norms
 from normscope.shapes import Bool, Float
 
 MAPS = ("attn_w", "attn_n")
@@ -36,20 +36,24 @@ CELLS = 4  # of each row of a batch and each layer, computed again the slow way
 class AttentionDecomposition:
     """One attention call, taken apart. Norms are float64; nothing of (query, key, hidden) size."""
 
-    def __init__(self, captured: Capture) -> None:
+    def __init__(self, captured: Capture, lengths: Lengths | None = None) -> None:
         self.captured = captured
+        self._known = lengths  # where they have been computed with other scopes
         self.alpha = captured.alpha
         self.value = captured.value
         self.weight = captured.projection.weight.double()
 
     @cached_property
-    def _norms(self) -> tuple[Tensor, Tensor]:
-        return weighted_norm(self.alpha, self.value, self.weight)
+    def lengths(self) -> Lengths:
+        """Lengths of f and of Σ_h αf, and the vectors of the diagonal."""
+        if self._known is not None:
+            return self._known
+        return weighted_norms(self.alpha, self.value, [self.weight])[0]
 
     @property
     def transformed_norm(self) -> Float[Tensor, "batch head key"]:
         """‖f_h(x_j)‖."""
-        return self._norms[1]
+        return self.lengths.single
 
     def map(self, name: str, heads: Heads) -> Float[Tensor, "batch *head query key"]:
         """``attn_w`` or ``attn_n``; with a head axis for heads="each"."""
@@ -57,15 +61,41 @@ class AttentionDecomposition:
             wide = torch.promote_types(self.alpha.dtype, torch.float32)
             return self.alpha.mean(dim=1, dtype=wide) if heads == "sum" else self.alpha.to(wide)
         if heads == "sum":
-            return self._norms[0]
+            return self.lengths.summed
         return self.alpha.double() * self.transformed_norm.unsqueeze(2)
+
+    @cached_property
+    def _reconstructed(self) -> Tensor:
+        return self.captured.reconstruct()
+
+    def bias_share(self) -> Float[Tensor, "batch query"]:
+        """‖b_O‖: what belongs to no token, the same for every query."""
+        bias = self.captured.projection.bias
+        length = torch.zeros((), dtype=torch.float64) if bias is None else bias.double().norm()
+        return length.to(self.alpha.device).expand(self.alpha.shape[0], self.alpha.shape[2])
 
     def gap(self) -> Float[Tensor, "batch query"]:
         """‖Σ αf + b_O − real output‖ relative to Σ_j ‖Σ_h αf‖ + ‖b_O‖, for each query."""
-        difference = self.captured.reconstruct() - self.captured.output
+        difference = (self._reconstructed - self.captured.output).double().norm(dim=-1)
+        return difference / (self.lengths.summed.sum(dim=-1) + self.bias_share()).clamp_min(TINY)
+
+    def mixing_ratio(self, name: str) -> Float[Tensor, "batch query"]:
+        """How much comes from the other tokens: of the weight, or of the sums' lengths."""
+        if name == "attn_w":
+            weights = self.map("attn_w", "sum")
+            total = weights.sum(dim=-1)
+            return total if self._cross else total - weights.diagonal(dim1=-2, dim2=-1)
         bias = self.captured.projection.bias
-        scale = self._norms[0].sum(dim=-1) + (0.0 if bias is None else bias.double().norm())
-        return difference.double().norm(dim=-1) / scale.clamp_min(TINY)
+        total = self._reconstructed.double() - (0.0 if bias is None else bias.double())
+        own = torch.zeros_like(total) if self._cross else self.lengths.diagonal
+        assert own is not None
+        mixed, kept = (total - own).norm(dim=-1), own.norm(dim=-1)
+        return mixed / (mixed + kept).clamp_min(TINY)
+
+    @property
+    def _cross(self) -> bool:
+        """Whether no key is the query itself."""
+        return self.captured.kind == "cross" or self.lengths.diagonal is None
 
     def spot_check(
         self,
@@ -81,7 +111,7 @@ class AttentionDecomposition:
         """
         draw = torch.Generator().manual_seed(self.captured.layer)
         row = torch.arange(len(self.alpha), device=self.alpha.device).unsqueeze(1)
-        i, j = _choose(queries, draw), _choose(keys, draw)  # batch cell
+        i, j = choose(queries, draw), choose(keys, draw)  # batch cell
         alpha = self.alpha[row, :, i, j].double()  # batch cell head
         value = self.value[row, :, j].double()
         value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
@@ -99,7 +129,7 @@ class AttentionDecomposition:
         return worst
 
 
-def _choose(real: Bool[Tensor, "batch position"], draw: torch.Generator) -> Tensor:
+def choose(real: Bool[Tensor, "batch position"], draw: torch.Generator) -> Tensor:
     """(batch, CELLS) positions among the real ones of each row, with replacement."""
     chance = torch.rand(real.shape[0], CELLS, generator=draw, dtype=torch.float64)
     count = real.sum(dim=1, keepdim=True)

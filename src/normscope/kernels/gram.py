@@ -12,7 +12,9 @@ sixteen digits in the square, which would leave nothing of float32's seven.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,43 +24,66 @@ from normscope.shapes import Float
 BLOCK = 2**22  # float64 numbers in the largest temporary array, 32 MiB
 
 
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """What :func:`weighted_norms` gives for one set of output weights."""
+
+    summed: Float[Tensor, "batch query key"]  # ‖Σ_h α f_h(x_j)‖
+    single: Float[Tensor, "batch head key"]  # ‖f_h(x_j)‖
+    diagonal: Float[Tensor, "batch query out"] | None  # Σ_h α f_h(x_i), where queries are keys
+
+
 def head_vectors(
     value: Float[Tensor, "batch kv_head key head_size"],
     weight: Float[Tensor, "head head_size out"],
 ) -> Float[Tensor, "batch key head out"]:
-    """f_h(x_j) = v_h(x_j) W_O^h for every head, in float64; value heads are shared in groups."""
+    """f_h(x_j) = v_h(x_j) W_O^h for every head, in the dtype of ``weight``.
+
+    Value heads are shared in groups: neighbouring heads read the same one.
+    """
     batch, groups, keys, _ = value.shape
-    grouped = weight.double().unflatten(0, (groups, -1))
-    rows = value.double().transpose(0, 1).flatten(1, 2)  # group (batch key) head_size
+    grouped = weight.unflatten(0, (groups, -1))
+    rows = value.to(weight.dtype).transpose(0, 1).flatten(1, 2)  # group (batch key) head_size
     made = rows.unsqueeze(1) @ grouped  # group head_in_group (batch key) out
     return made.flatten(0, 1).unflatten(1, (batch, keys)).permute(1, 2, 0, 3)
 
 
-def gram_matrices(
-    vectors: Float[Tensor, "batch key head out"],
-) -> Float[Tensor, "batch key head head"]:
-    """F_j F_jᵀ for every key."""
-    return vectors @ vectors.transpose(-1, -2)
-
-
-def weighted_norm(
+def weighted_norms(
     alpha: Float[Tensor, "batch head query key"],
     value: Float[Tensor, "batch kv_head key head_size"],
-    weight: Float[Tensor, "head head_size out"],
-) -> tuple[Float[Tensor, "batch query key"], Float[Tensor, "batch head key"]]:
-    """‖Σ_h α f_h(x_j)‖ and ‖f_h(x_j)‖, in float64, a block of keys at a time."""
+    weights: Sequence[Float[Tensor, "head head_size out"]],
+) -> list[Lengths]:
+    """Lengths for each of several output weights, in float64, a block of keys at a time.
+
+    A linear map L after the projection is part of it: L f_h(x_j) = v_h(x_j) (L W_O^h).
+    """
     batch, heads, queries, keys = alpha.shape
-    summed = alpha.new_empty((batch, queries, keys), dtype=torch.float64)
-    single = alpha.new_empty((batch, heads, keys), dtype=torch.float64)
-    for here in blocks(keys, batch * heads * max(weight.shape[-1], 2 * queries)):
-        grams = gram_matrices(head_vectors(value[:, :, here], weight))
-        single[:, :, here] = grams.diagonal(dim1=-2, dim2=-1).transpose(1, 2).sqrt()
-        weights = alpha[..., here].permute(0, 3, 1, 2)  # batch key head query
+    square = queries == keys
+
+    def empty(weight: Tensor) -> Lengths:
+        new: Any = {"dtype": torch.float64, "device": alpha.device}
+        return Lengths(
+            torch.empty((batch, queries, keys), **new),
+            torch.empty((batch, heads, keys), **new),
+            torch.empty((batch, queries, weight.shape[-1]), **new) if square else None,
+        )
+
+    made = [empty(weight) for weight in weights]
+    widest = max(weight.shape[-1] for weight in weights)
+    for here in blocks(keys, batch * heads * max(widest, 2 * queries)):
+        scaled = alpha[..., here].permute(0, 3, 1, 2)  # batch key head query
         # Laid out anew: strided operands would make the product copy each small matrix.
-        weights = weights.to(torch.float64, memory_format=torch.contiguous_format)
-        squares = (grams @ weights).mul_(weights).sum(dim=2)
-        summed[:, :, here] = squares.clamp_min_(0).sqrt_().transpose(1, 2)
-    return summed, single
+        scaled = scaled.to(torch.float64, memory_format=torch.contiguous_format)
+        for weight, lengths in zip(weights, made, strict=True):
+            vectors = head_vectors(value[:, :, here], weight.double())
+            grams = vectors @ vectors.transpose(-1, -2)
+            lengths.single[:, :, here] = grams.diagonal(dim1=-2, dim2=-1).transpose(1, 2).sqrt()
+            squares = (grams @ scaled).mul_(scaled).sum(dim=2)
+            lengths.summed[:, :, here] = squares.clamp_min_(0).sqrt_().transpose(1, 2)
+            if lengths.diagonal is not None:
+                own = alpha.diagonal(dim1=-2, dim2=-1)[..., here].transpose(1, 2).double()
+                lengths.diagonal[:, here] = (own.unsqueeze(-2) @ vectors).squeeze(-2)
+    return made
 
 
 def blocks(length: int, cost: int) -> Iterator[slice]:

@@ -1,0 +1,237 @@
+"""The feed-forward block as a sum over keys (Kobayashi et al., ICLR 2024).
+
+The block is W_1, an activation g, W_2, a residual connection and norms. All but g is linear once
+the norms' σ are fixed; g is split over its summands by integrated gradients along the straight
+path, which is closed: each neuron hands out g(p) − g(0) in proportion to the summands of p. The
+residual carries the attention block's own decomposition and is added for every key.
+
+There is no way around the vectors here: they are made for a block of keys and queries at a time,
+within a memory budget, the first projection of a key's vectors being shared by all queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from normscope.decomposition.activations import Activation, gated_shares, secant
+from normscope.decomposition.block import Norm, Parts
+from normscope.kernels import head_vectors
+from normscope.shapes import Float
+
+FFBias = Literal["path", "fixed"]
+FF_BIASES: tuple[FFBias, ...] = ("path", "fixed")
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The linear maps of a feed-forward, (in, out), and its activation."""
+
+    first: Float[Tensor, "hidden inner"]
+    first_bias: Float[Tensor, " inner"] | None
+    gate: Float[Tensor, "hidden inner"] | None  # goes through the activation where there is one
+    gate_bias: Float[Tensor, " inner"] | None
+    second: Float[Tensor, "inner out"]
+    second_bias: Float[Tensor, " out"] | None
+    activation: Activation
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """What a neuron hands to each summand: first_j · first + gate_j · gate; and the rest."""
+
+    first: Float[Tensor, "batch query inner"]
+    gate: Float[Tensor, "batch query inner"] | None
+    bias: Float[Tensor, "batch query out"]  # belongs to no token; b_2 included
+
+
+def shares(weights: Weights, parts: Parts, ff_bias: FFBias) -> Shares:
+    """Integrated gradients through the activation, in closed form, in float64.
+
+    "path": the bias is a summand like the others, with a share of its own, and g(0) stays with
+    it. "fixed": the bias is there from the start, and g(bias) stays with it.
+    """
+    whole, g = parts.mixed + parts.own, weights.activation
+    first = whole @ weights.first.double()
+    first_bias = _affine(parts.bias, weights.first, weights.first_bias)
+    fixed = ff_bias == "fixed"
+    if weights.gate is None:
+        slope = secant(g, first + first_bias, first_bias if fixed else None)
+        start = g(first_bias if fixed else torch.zeros_like(first_bias))
+        left = start if fixed else start + slope * first_bias
+        return Shares(slope, None, _affine(left, weights.second, weights.second_bias))
+    gate = whole @ weights.gate.double()
+    gate_bias = _affine(parts.bias, weights.gate, weights.gate_bias)
+    bases = (gate_bias, first_bias) if fixed else (None, None)
+    up, through = gated_shares(g, gate + gate_bias, first + first_bias, *bases)
+    left = g(gate_bias) * first_bias if fixed else up * first_bias + through * gate_bias
+    return Shares(up, through, _affine(left, weights.second, weights.second_bias))
+
+
+def _affine(states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    made = states @ weight.double()
+    return made if bias is None else made + bias.double()
+
+
+@dataclass(eq=False)
+class Measured:
+    """One scope of one layer: lengths, and what is needed to judge them."""
+
+    norms: Float[Tensor, "batch query key"]  # the residual's column last where it has one
+    own: Float[Tensor, "batch query out"]  # v_ii, or the residual's column
+    others: Float[Tensor, "batch query out"]  # Σ over all other keys
+    bias: Float[Tensor, "batch query out"]
+    cells: Callable[[Tensor, Tensor], Tensor]  # v_ij at some cells, the slow way
+
+    def whole(self) -> Float[Tensor, "batch query out"]:
+        """All parts and the bias: what the model itself has here."""
+        return self.others + self.own + self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """The feed-forward block that reads ``parts`` and adds to ``carried``."""
+
+    weights: Weights
+    parts: Parts  # what enters W_1
+    carried: Parts  # what the residual carries: the attention block's own decomposition
+    branch: Norm | None  # on the branch
+    scale: Tensor | float | None  # of the branch
+    after: Norm | None  # on the sum
+    ff_bias: FFBias
+    memory: int  # bytes for the largest arrays
+    dtype: torch.dtype  # of the large products
+
+    def measure(self) -> list[Measured]:
+        """The scopes FF, FF+RES and, where a norm follows, FF+RES+LN, in one pass."""
+        alpha, separate = self.parts.captured.alpha, self.parts.separate
+        batch, _, queries, keys = alpha.shape
+        count, out = 2 + (self.after is not None), self.weights.second.shape[1]
+        shape = (batch, queries, keys + separate)
+        norms = [alpha.new_zeros(shape, dtype=torch.float64) for _ in range(count)]
+        own = [alpha.new_zeros((*shape[:2], out), dtype=torch.float64) for _ in range(count)]
+        total = [torch.zeros_like(one) for one in own]
+        own_first, own_gate = self._first(self.parts.own)
+        for j, i, first, gate, carried in self._blocks(None if separate else (own_first, own_gate)):
+
+            def of(state: Tensor, i: slice = i) -> Tensor:
+                return state[:, None, i]
+
+            stages = self._stages(first, gate, carried, of)
+            on = range(max(i.start, j.start), min(i.stop, j.stop)) if not separate else range(0)
+            q, k = [t - i.start for t in on], [t - j.start for t in on]
+            for scope, vectors in enumerate(stages):
+                norms[scope][:, i, j] = vectors.norm(dim=-1).transpose(1, 2).double()
+                total[scope][:, i] += vectors.sum(dim=1).double()
+                own[scope][:, on.start : on.stop] = vectors[:, k, q].double()
+        if separate:
+            column = self._stages(own_first, own_gate, self.carried.own, lambda state: state)
+            for scope, vectors in enumerate(column):
+                own[scope] = vectors
+                norms[scope][..., -1] = vectors.norm(dim=-1)
+                total[scope] += vectors
+        return [
+            Measured(norms[s], own[s], total[s] - own[s], self._bias[s], self._cells(s))
+            for s in range(count)
+        ]
+
+    def _stages(
+        self,
+        first: Tensor,
+        gate: Tensor | None,
+        carried: Tensor,
+        of: Callable[[Tensor], Tensor],
+    ) -> list[Tensor]:
+        """From the summands of the pre-activation to each scope's vectors.
+
+        ``of`` picks, from a (batch, query, …) array, the entries of the queries in question.
+        """
+        dtype = first.dtype
+        inner = first * of(self._shares.first).to(dtype)
+        if gate is not None and self._shares.gate is not None:
+            inner = inner + gate * of(self._shares.gate).to(dtype)
+        made = inner @ self.weights.second.to(dtype)
+        if self.branch is not None:
+            made = self.branch.linear(made) / of(self.branch.sigma.unsqueeze(-1)).to(dtype)
+        made = made if self.scale is None else made * self.scale
+        stages = [made, made + carried]
+        if self.after is not None:
+            sigma = of(self.after.sigma.unsqueeze(-1)).to(dtype)
+            stages.append(self.after.linear(stages[1]) / sigma)
+        return stages
+
+    @cached_property
+    def _shares(self) -> Shares:
+        return shares(self.weights, self.parts, self.ff_bias)
+
+    @cached_property
+    def _bias(self) -> list[Tensor]:
+        made = self._shares.bias
+        made = made if self.branch is None else self.branch.bias(made)
+        made = made if self.scale is None else made * self.scale
+        stages = [made, made + self.carried.bias]
+        return stages if self.after is None else [*stages, self.after.bias(stages[1])]
+
+    def _first(self, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Through W_1, and through the gate's projection where there is one."""
+        weights = self.weights
+        gate = None if weights.gate is None else vectors @ weights.gate.to(vectors.dtype)
+        return vectors @ weights.first.to(vectors.dtype), gate
+
+    def _blocks(
+        self, own: tuple[Tensor, Tensor | None] | None
+    ) -> Iterator[tuple[slice, slice, Tensor, Tensor | None, Tensor]]:
+        """Blocks of keys and queries: the summands of W_1's outputs, and what is carried.
+
+        ``own`` is added where a query meets itself. Blocks without any weight are left out.
+        """
+        alpha = self.parts.captured.alpha
+        batch, heads, queries, keys = alpha.shape
+        inner = self.weights.first.shape[1] * (1 if self.weights.gate is None else 2)
+        out, size = self.weights.second.shape[1], self.dtype.itemsize
+        half = self.memory // 2 // (batch * size)
+        keys_step = min(keys, max(1, half // (heads * (inner + 2 * out))))
+        queries_step = min(queries, max(1, half // (keys_step * (2 * inner + 5 * out))))
+        # Folded into the output weights, W_1 costs each key and head one small product.
+        folded, folded_gate = self._first(self.parts.output)
+        weights_first, weights_carried = folded.to(self.dtype), self.carried.output.to(self.dtype)
+        weights_gate = None if folded_gate is None else folded_gate.to(self.dtype)
+        for start in range(0, keys, keys_step):
+            j = slice(start, min(start + keys_step, keys))
+            value = self.parts.captured.value[:, :, j]
+            first = head_vectors(value, weights_first)
+            gate = None if weights_gate is None else head_vectors(value, weights_gate)
+            carried = head_vectors(value, weights_carried)
+            for begin in range(0, queries, queries_step):
+                i = slice(begin, min(begin + queries_step, queries))
+                on = range(max(i.start, j.start), min(i.stop, j.stop))
+                weights = alpha[:, :, i, j]
+                if not len(on) and not bool(weights.any()):
+                    continue  # a causal mask leaves nothing here
+                weights = weights.permute(0, 3, 2, 1).to(self.dtype)  # batch key query head
+                into = weights * self.parts.weight[:, None, i, None].to(self.dtype)
+                kept = (weights * self.carried.weight[:, None, i, None].to(self.dtype)) @ carried
+                one, two = into @ first, None if gate is None else into @ gate
+                if own is not None and len(on):
+                    k, q, t = [x - j.start for x in on], [x - i.start for x in on], list(on)
+                    one[:, k, q] += own[0][:, t].to(self.dtype)
+                    kept[:, k, q] += self.carried.own[:, t].to(self.dtype)
+                    if two is not None and own[1] is not None:
+                        two[:, k, q] += own[1][:, t].to(self.dtype)
+                yield j, i, one, two, kept
+
+    def _cells(self, scope: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """The vectors of some cells, each made by itself, in float64."""
+
+        def cells(i: Tensor, j: Tensor) -> Tensor:
+            row = torch.arange(len(i), device=i.device).unsqueeze(1)
+            first, gate = self._first(self.parts.cells(i, j))
+            carried = self.carried.cells(i, j)
+            return self._stages(first, gate, carried, lambda state: state[row, i])[scope]
+
+        return cells

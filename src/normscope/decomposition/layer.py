@@ -1,0 +1,235 @@
+"""A whole layer, taken apart: which scopes it has, and each of them measured.
+
+A scope is how far the vectors are followed. Names of the 2021 paper: ``attn_n`` (attention alone),
+``attn_res_n`` (with the residual), ``attn_res_ln_n`` (with the norm after it). Names of the 2024
+paper say what has been passed: ``atb`` (the attention block), then ``ln`` (the norm before the
+feed-forward), ``ff``, ``res`` and ``ln`` (the norm after it), each where the layout has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from normscope.capture.layers import LayerCapture
+from normscope.capture.projection import affine
+from normscope.decomposition.attention import AttentionDecomposition
+from normscope.decomposition.block import Norm, Parts
+from normscope.decomposition.feedforward import FeedForward, FFBias, Measured, Weights
+from normscope.kernels import weighted_norms
+from normscope.layouts import Attention, Experts, Layout, activation_of, part, read_norm
+from normscope.shapes import Float
+
+Kind = Literal["self", "cross"]
+WEIGHTS = ("attn_w", "attn_res_w")
+
+
+def scopes_of(layout: Layout, kind: Kind) -> tuple[str, ...]:
+    """The maps that one attention of a layer has, in the order in which the layer makes them."""
+    block = layout.cross if kind == "cross" else layout.attention
+    assert block is not None
+    names = ["attn_w", "attn_n", "attn_res_w", "attn_res_n"]
+    names += ["attn_res_ln_n"] if block.after else []
+    names += ["atb"]
+    ff = layout.ff
+    if isinstance(ff, Experts) or (kind == "self" and layout.cross is not None):
+        return tuple(names)
+    passed = "atb_ln_ff" if ff.before else "atb_ff"
+    if layout.parallel:
+        return (*names, f"{passed}_res")
+    names += ["atb_ln"] if ff.before else []
+    names += [passed, f"{passed}_res"]
+    return (*names, f"{passed}_res_ln") if ff.after else tuple(names)
+
+
+class LayerDecomposition:
+    """One attention of one layer and what follows it up to the next."""
+
+    def __init__(
+        self, layer: LayerCapture, kind: Kind, *, ff_bias: FFBias = "path", memory: int = 2**31
+    ) -> None:
+        captured = layer.cross if kind == "cross" else layer.attention
+        block = layer.layout.cross if kind == "cross" else layer.layout.attention
+        assert captured is not None
+        assert block is not None
+        self.layer, self.kind, self.captured, self.block = layer, kind, captured, block
+        self.ff_bias, self.memory = ff_bias, memory
+        self.scopes = scopes_of(layer.layout, kind)
+        self.dtypes = {captured.output.dtype}  # in which the model computed what is compared
+        self.alone = AttentionDecomposition(captured)
+
+    # ---- the chain of parts, each made from the one before
+
+    @cached_property
+    def attention(self) -> Parts:
+        """s_ij."""
+        return Parts.of_attention(self.captured)
+
+    @cached_property
+    def with_residual(self) -> Parts:
+        """z_ij: branch norm and multiplier, if any, and the residual."""
+        made = self.attention
+        if self.block.branch is not None:
+            made = made.norm(self._norm(self.block.branch))
+        if (scale := self._scale(self.block.scale)) is not None:
+            made = made.scaled(scale)
+        assert self.captured.residual is not None
+        return made.residual(self.captured.residual)
+
+    @cached_property
+    def whole_block(self) -> Parts:
+        """The attention block: z_ij, or p_ij where a norm follows."""
+        after = self.block.after
+        return self.with_residual if after is None else self.with_residual.norm(self._norm(after))
+
+    @cached_property
+    def into_ff(self) -> Parts:
+        """What the feed-forward reads."""
+        before = self.layer.layout.ff.before
+        return self.whole_block if before is None else self.whole_block.norm(self._norm(before))
+
+    # ---- measuring
+
+    def measure(self, wanted: Sequence[str]) -> dict[str, Measured]:
+        """The scopes asked for (maps of lengths only), in float64; shared work is done once."""
+        chain: dict[str, Callable[[], Parts]] = {
+            "attn_n": lambda: self.attention,
+            "attn_res_n": lambda: self.with_residual,
+            "attn_res_ln_n": lambda: self.whole_block,
+            "atb": lambda: self.whole_block,
+            "atb_ln": lambda: self.into_ff,
+        }
+        chosen = ["attn_n", *(name for name in wanted if name in chain)]
+        made = self._factored({name: chain[name]() for name in chosen})
+        rest = [name for name in wanted if name not in made and name not in WEIGHTS]
+        if rest and self.layer.layout.parallel:
+            # It reads the query's own state alone, so all that it adds is the query's own.
+            made |= self._factored({rest[0]: self.with_residual.residual(self._ff_output())})
+        elif rest:
+            after_ff = [s for s in self.scopes if "_ff" in s]
+            made |= dict(zip(after_ff, self._feed_forward().measure(), strict=True))
+        return {name: made[name] for name in wanted if name in made}
+
+    def _factored(self, chains: dict[str, Parts]) -> dict[str, Measured]:
+        """Scopes without an activation: Gram matrices, and (query, hidden) vectors."""
+        captured = self.captured
+        # Scopes with the same L differ off the diagonal by a factor for each query only.
+        linear = {parts.linear: parts for parts in chains.values()}
+        outputs = [parts.output for parts in linear.values()]
+        lengths = weighted_norms(captured.alpha, captured.value, outputs)
+        by_linear = dict(zip(linear, lengths, strict=True))
+        if () in by_linear:
+            self.alone = AttentionDecomposition(captured, by_linear[()])
+        made: dict[str, Measured] = {}
+        for name, parts in chains.items():
+            found = by_linear[parts.linear]
+            norms, own, others = found.summed * parts.weight.unsqueeze(-1), parts.own, parts.mixed
+            if not parts.separate:
+                assert found.diagonal is not None
+                diagonal = parts.weight.unsqueeze(-1) * found.diagonal
+                own, others = parts.own + diagonal, parts.mixed - diagonal
+                norms.diagonal(dim1=-2, dim2=-1).copy_(own.norm(dim=-1))
+            elif name != "attn_n":  # before the residual there is no column for it
+                norms = torch.cat([norms, own.norm(dim=-1, keepdim=True)], dim=-1)
+            made[name] = Measured(norms, own, others, parts.bias, parts.cells)
+        return made
+
+    def real(self, scope: str) -> Float[Tensor, "batch query hidden"]:
+        """The model's own hidden state at the end of a scope."""
+        layer, block, ff = self.layer, self.block, self.layer.layout.ff
+        if scope == "attn_n":
+            return self.captured.output
+        if scope == "attn_res_n" or (scope == "atb" and block.after is None):
+            return self._summed()
+        if scope in ("attn_res_ln_n", "atb"):
+            assert block.after is not None
+            return layer.output_of(block.after)
+        if scope == "atb_ln":
+            assert ff.before is not None
+            return layer.output_of(ff.before)
+        if scope.endswith("_ff"):
+            return self._ff_output()
+        if scope.endswith("_res") and ff.after is not None:
+            return layer.given(ff.after)
+        return layer.output
+
+    def _summed(self) -> Tensor:
+        """The residual sum of the attention block, where the model reads it next."""
+        layer, layout = self.layer, self.layer.layout
+        if self.block.after is not None:
+            return layer.given(self.block.after)
+        if layout.parallel:  # the model never has it: attention and feed-forward are added at once
+            assert self.captured.residual is not None
+            return self.captured.residual + self._branch_output()
+        following = layout.cross if self.kind == "self" and layout.cross is not None else layout.ff
+        if following.before is not None:
+            return layer.given(following.before)
+        assert not isinstance(following, Attention | Experts)
+        return layer.given(following.gate or following.first)
+
+    def _branch_output(self) -> Tensor:
+        made = self.captured.output
+        if self.block.branch is not None:
+            made = self.layer.output_of(self.block.branch)
+        scale = self._scale(self.block.scale)
+        return made if scale is None else made * scale
+
+    def _ff_output(self) -> Tensor:
+        """What the feed-forward's branch adds to the residual."""
+        ff = self.layer.layout.ff
+        assert not isinstance(ff, Experts)
+        made = self.layer.output_of(ff.branch or ff.second)
+        scale = self._scale(ff.scale)
+        return made if scale is None else made * scale
+
+    # ---- reading the layer's modules
+
+    def _norm(self, path: str) -> Norm:
+        module, given = self.layer.module.get_submodule(path), self.layer.given(path)
+        parameters = read_norm(module, given, self.layer.output_of(path))
+        self.dtypes.add(parameters.dtype)
+        return Norm.at(parameters, given)
+
+    def _scale(self, path: str | None) -> Tensor | float | None:
+        if path is None:
+            return None
+        found = part(self.layer.module, path)
+        return found.detach().double() if isinstance(found, Tensor) else float(found)
+
+    def _linear(self, path: str) -> tuple[Tensor, Tensor | None]:
+        module = self.layer.module.get_submodule(path)
+        return affine(module, f"{self.layer.name}.{path}", self.layer.given(path))
+
+    def _feed_forward(self) -> FeedForward:
+        ff, module = self.layer.layout.ff, self.layer.module
+        assert not isinstance(ff, Experts)
+        first, first_bias = self._linear(ff.first)
+        gate: Tensor | None = None
+        gate_bias: Tensor | None = None
+        if ff.gate is not None:
+            gate, gate_bias = self._linear(ff.gate)
+        elif ff.fused is not None:
+            halves = first.chunk(2, dim=1)
+            biases = (None, None) if first_bias is None else first_bias.chunk(2)
+            order = (0, 1) if ff.fused == "gate_first" else (1, 0)
+            gate, first = halves[order[0]], halves[order[1]]
+            gate_bias, first_bias = biases[order[0]], biases[order[1]]
+        second, second_bias = self._linear(ff.second)
+        weights = Weights(
+            first, first_bias, gate, gate_bias, second, second_bias, activation_of(module, ff)
+        )
+        return FeedForward(
+            weights,
+            self.into_ff,
+            self.whole_block,
+            branch=None if ff.branch is None else self._norm(ff.branch),
+            scale=self._scale(ff.scale),
+            after=None if ff.after is None else self._norm(ff.after),
+            ff_bias=self.ff_bias,
+            memory=self.memory,
+            dtype=torch.promote_types(self.captured.output.dtype, torch.float32),
+        )

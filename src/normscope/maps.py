@@ -1,0 +1,168 @@
+"""One attention call, or one layer, turned into the maps asked for, each with its error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from normscope.capture.layers import layers_of
+from normscope.decomposition.attention import (
+    BOUNDS,
+    MAPS,
+    TINY,
+    AttentionDecomposition,
+    Heads,
+    choose,
+)
+from normscope.decomposition.block import ratio
+from normscope.decomposition.feedforward import Measured
+from normscope.decomposition.layer import LayerDecomposition, scopes_of
+from normscope.errors import InputError, UnsupportedModelError
+from normscope.layouts import Experts, layer_of
+from normscope.shapes import Bool, Float
+
+# Every map there is, in the order in which a layer makes them. No layer has all.
+NAMES = (
+    *("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n", "atb", "atb_ln"),
+    *("atb_ff", "atb_ff_res", "atb_ff_res_ln", "atb_ln_ff", "atb_ln_ff_res"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """One map of one attention call, with what goes with it."""
+
+    values: Float[Tensor, "batch *head query key"]
+    gap: Float[Tensor, "batch query"]  # to the model's own state, relative to the parts
+    spot: Float[Tensor, " batch"]  # to the definition, at random cells
+    mixing_ratio: Float[Tensor, "batch query"] | None = None
+    bias_share: Float[Tensor, "batch query"] | None = None
+
+
+def attention_maps(
+    taken: AttentionDecomposition,
+    wanted: Sequence[str],
+    heads: Heads,
+    queries: Bool[Tensor, "batch query"],
+    keys: Bool[Tensor, "batch key"],
+) -> dict[str, Map]:
+    """The maps of attention alone, ``attn_w`` and ``attn_n``; ratios for summed heads only."""
+    made = {name: taken.map(name, heads) for name in wanted if name in MAPS}
+    spots, gap = taken.spot_check(made, heads, queries, keys), taken.gap()
+    if heads == "each":
+        return {name: Map(values, gap, spots[name]) for name, values in made.items()}
+    shares = {"attn_w": None, "attn_n": taken.bias_share()}
+    return {
+        name: Map(values, gap, spots[name], taken.mixing_ratio(name), shares[name])
+        for name, values in made.items()
+    }
+
+
+def layer_maps(
+    taken: LayerDecomposition,
+    wanted: Sequence[str],
+    queries: Bool[Tensor, "batch query"],
+    keys: Bool[Tensor, "batch key"],
+) -> dict[str, Map]:
+    """All maps of one attention and of what follows it in its layer."""
+    measured = taken.measure([name for name in wanted if name in taken.scopes])
+    made = attention_maps(taken.alone, wanted, "sum", queries, keys)
+    if "attn_res_w" in wanted:
+        made["attn_res_w"] = _residual_weights(
+            attention_maps(taken.alone, ["attn_w"], "sum", queries, keys)["attn_w"],
+            separate=taken.kind == "cross",
+        )
+    for name, one in measured.items():
+        if name not in MAPS:
+            made[name] = Map(
+                one.norms,
+                _gap(one, taken.real(name)),
+                _spot(one, taken.captured.layer, queries, keys),
+                ratio(one.others, one.own),
+                one.bias.norm(dim=-1),
+            )
+    return {name: made[name] for name in wanted if name in made}
+
+
+def _residual_weights(weights: Map, *, separate: bool) -> Map:
+    """½ᾱ + ½I, the 2021 paper's way to count the residual among weights."""
+    assert weights.mixing_ratio is not None
+    values = weights.values / 2
+    if separate:
+        values = torch.cat([values, torch.full_like(values[..., :1], 0.5)], dim=-1)
+    else:
+        values.diagonal(dim1=-2, dim2=-1).add_(0.5)
+    return Map(values, weights.gap, weights.spot, weights.mixing_ratio / 2)
+
+
+def _gap(one: Measured, real: Tensor) -> Float[Tensor, "batch query"]:
+    """Parts and bias against the model's own state, relative to their lengths."""
+    size = one.norms.sum(dim=-1) + one.bias.norm(dim=-1)
+    return (one.whole() - real.double()).norm(dim=-1) / size.clamp_min(TINY)
+
+
+def _spot(one: Measured, seed: int, queries: Tensor, keys: Tensor) -> Float[Tensor, " batch"]:
+    """Random cells against the same vectors made whole, relative to them and the row's mean."""
+    draw = torch.Generator().manual_seed(seed)
+    i, j = choose(queries, draw), choose(keys, draw)
+    row = torch.arange(len(i), device=i.device).unsqueeze(1)
+    dense = one.cells(i, j).norm(dim=-1)
+    size = dense + one.norms[row, i].mean(dim=-1)
+    return ((one.norms[row, i, j] - dense).abs() / size.clamp_min(TINY)).amax(dim=-1)
+
+
+# ------------------------------------------------------------------------- which maps there are
+
+
+def available(model: nn.Module) -> dict[tuple[str, str], tuple[str, ...]]:
+    """The maps that each (stack, kind of attention) of a model has in all its layers."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for path, (_, layout) in layers_of(model).items():
+        stack = path.rpartition(".")[0]
+        for kind in ("self", "cross"):
+            if kind == "cross" and layout.cross is None:
+                continue
+            scopes = scopes_of(layout, kind)
+            names = found.setdefault((stack, kind), list(scopes))
+            found[stack, kind] = [name for name in names if name in scopes]
+    return {part: tuple(names) for part, names in found.items()}
+
+
+def check_maps_of(model: nn.Module, wanted: Sequence[str]) -> None:
+    """Refuse a map that no part of the model has, naming the ones it has."""
+    layers = layers_of(model)
+    if not layers:
+        _refuse_unknown_layers(model)
+    has = {name for names in available(model).values() for name in names}
+    missing = [name for name in wanted if name not in has]
+    if missing:
+        experts = [
+            f"{p}.{x.ff.module}" for p, (_, x) in layers.items() if isinstance(x.ff, Experts)
+        ]
+        why = (
+            f" ({experts[0]} is a mixture of experts, which is not taken apart)" if experts else ""
+        )
+        raise InputError(
+            f"{type(model).__name__} has no map {', '.join(map(repr, missing))}{why}; its layers "
+            f"are laid out so that it has: {', '.join(name for name in NAMES if name in has)}"
+        )
+
+
+def _refuse_unknown_layers(model: nn.Module) -> None:
+    from normscope.capture.layout import Layout
+
+    for module in Layout(model).attention:
+        path = next(name for name, m in model.named_modules() if m is module)
+        layer_of(model, path)  # raises, and says how to describe a layer
+    raise UnsupportedModelError(
+        f"{type(model).__name__} has no layer whose wiring is known; only attn_w and attn_n can "
+        "be had of it"
+    )
+
+
+def bound_of(dtypes: set[torch.dtype]) -> float:
+    """The largest gap that is rounding where numbers of these dtypes take part."""
+    return max(BOUNDS.get(dtype, BOUNDS[torch.float32]) for dtype in dtypes)
