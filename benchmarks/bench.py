@@ -50,11 +50,11 @@ def median_ms(function: Callable[[], Any], repeats: int) -> float:
     return 1e3 * statistics.median(times)
 
 
-def dense_norm(captured: Any) -> torch.Tensor:
-    """‖Σ_h αf‖ by building every αf(x): (head, query, key, hidden)."""
+def dense_norm(captured: Any) -> tuple[torch.Tensor, ...]:
+    """‖f‖, ‖αf‖ and ‖Σ_h αf‖ by building every αf(x): (head, query, key, hidden)."""
     f = torch.einsum("bhke,heo->bhko", captured.value, captured.projection.weight)
     weighted = captured.alpha.unsqueeze(-1) * f.unsqueeze(2)
-    return weighted.sum(dim=1).norm(dim=-1)
+    return f.norm(dim=-1), weighted.norm(dim=-1), weighted.sum(dim=1).norm(dim=-1)
 
 
 def time_length(model: Any, tokenizer: Any, length: int, repeats: int) -> dict[str, float]:

@@ -10,7 +10,7 @@ import torch
 from captures import captured, gap, identical, model_of, run
 from torch import Tensor
 
-from normscope.architectures import FAMILIES, tiny_inputs
+from normscope.architectures import tiny_inputs
 from normscope.capture import Capture, capture, eager
 
 # A softmax in float32, as many families have it, also rounds the weights of a float64 model.
@@ -144,8 +144,12 @@ def test_a_mask_of_the_users_own(implementation: str, kind: str) -> None:
             assert (a.alpha[:, :, allowed] > 0).all()
 
 
-# With ALiBi, Falcon in transformers gives one output under sdpa and another one under eager.
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "falcon (alibi)"])
+# Not Falcon with ALiBi: in transformers that gives one output under sdpa, another under eager.
+@pytest.mark.parametrize(
+    "name",
+    ["bert", "modernbert", "gpt2", "opt", "falcon", "llama", "mistral", "gemma3", "deepseek_v3",
+     "gpt_neox", "bart", "t5", "whisper", "vit", "clip", "wav2vec2"],
+)  # fmt: skip
 def test_without_any_mask_the_output_is_that_of_the_model_as_it_is_set(name: str) -> None:
     """Also where sdpa leaves the causal mask to its kernel, and eager attention must not."""
     model, inputs = model_of(name), tiny_inputs(name)
@@ -288,7 +292,7 @@ def test_generate(name: str, dtype: torch.dtype, how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-@pytest.mark.parametrize("name", ["marian", "pegasus", "whisper", "fsmt"])
+@pytest.mark.parametrize("name", ["marian", "whisper", "fsmt"])
 def test_generate_with_cross_attention_twice_in_one_context(name: str, beams: int) -> None:
     """The second time everything is as the first time, a run of the encoder later."""
     model, inputs = model_of(name), tiny_inputs(name, batch=2)

@@ -70,7 +70,7 @@ def test_two_threads_capture_one_model(name: str) -> None:
     assert state(model) == before
 
 
-@pytest.mark.parametrize("names", [("llama", "gpt2"), ("bloom", "mpnet"), ("bert", "bloom")])
+@pytest.mark.parametrize("names", [("bloom", "mpnet"), ("bert", "bloom")])
 def test_two_threads_capture_two_models(names: tuple[str, str]) -> None:
     models, inputs = [model_of(n) for n in names], [tiny_inputs(n) for n in names]
     before = [state(model) for model in models]
@@ -116,7 +116,7 @@ def test_contexts_come_and_go_while_another_thread_runs(name: str) -> None:
 
     def come_and_go() -> bool:
         try:
-            return all(same_captures(captured(model, theirs), expected) for _ in range(3 * ROUNDS))
+            return all(same_captures(captured(model, theirs), expected) for _ in range(2 * ROUNDS))
         finally:
             done.set()
 

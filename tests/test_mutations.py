@@ -72,8 +72,8 @@ MUTATIONS = {
     ),
     "heads averaged instead of summed": (
         "kernels/gram.py",
-        ".mul_(scaled).sum(dim=2)",
-        ".mul_(scaled).mean(dim=2)",
+        ".mul_(scaled).sum(dim=1)",
+        ".mul_(scaled).mean(dim=1)",
         "test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
     "post-norm taken for pre-norm in cross-attention": (

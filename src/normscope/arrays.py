@@ -62,9 +62,9 @@ class LabelledArray:
             raise InputError(f"{self.name!r} has labels for {sorted(unknown)} but axes {axes}")
         labels = {}
         for axis, size in zip(axes, values.shape, strict=True):
-            given = (self.labels or {}).get(axis, range(size))
-            labels[axis] = tuple(int(label) for label in given)
-            if len(labels[axis]) != size or len(set(labels[axis])) != size:
+            given = (self.labels or {}).get(axis)
+            labels[axis] = tuple(range(size) if given is None else (int(one) for one in given))
+            if given is not None and (len(labels[axis]) != size or len(set(labels[axis])) != size):
                 raise InputError(
                     f"{self.name!r} has {size} {axis} entries but labels {labels[axis]}; give one "
                     "label each, all different"

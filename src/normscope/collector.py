@@ -161,6 +161,8 @@ class Collector:
                 f"row {row}, position {query} is a real token but its attention mask admits no "
                 f"key in {captured.name}; its weights would mean nothing. Correct the mask."
             )
+        if bool(keys.all()):
+            return
         leaked = captured.alpha.amax(dim=1).masked_fill(keys[:, None, :], 0)
         leaked = leaked.masked_fill(~queries[:, :, None], 0)
         if bool((leaked > 0).any()):

@@ -374,7 +374,12 @@ def read_norm(
     tried on some of what it was given; the one that comes nearest to what it made is taken.
     """
     wide = torch.promote_types(made.dtype, torch.float32)
-    own = (getattr(module, which, None) for which in ("weight", "bias"))
+    own = [getattr(module, which, None) for which in ("weight", "bias")]
+    if any(tensor is not None and tensor.device.type == "meta" for tensor in own):
+        raise UnsupportedModelError(
+            f"{name} ({type(module).__name__}): its parameters are kept off the device it runs on "
+            "and cannot be read. Load the model without offloading, or ask for attn_w and attn_n."
+        )
     weight, bias = (None if tensor is None else tensor.detach().to(wide) for tensor in own)
     named = [getattr(module, which, None) for which in ("eps", "variance_epsilon", "epsilon")]
     # Some have ε in their code, and torch's RMSNorm may take the dtype's.

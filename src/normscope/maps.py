@@ -69,12 +69,11 @@ def layer_maps(
 ) -> dict[str, Map]:
     """All maps of one attention and of what follows it in its layer."""
     measured = taken.measure([name for name in wanted if name in taken.scopes])
-    made = attention_maps(taken.alone, wanted, "sum", queries, keys)
+    alone = [*wanted, "attn_w"] if "attn_res_w" in wanted else wanted
+    made = attention_maps(taken.alone, alone, "sum", queries, keys)
     if "attn_res_w" in wanted:
-        made["attn_res_w"] = _residual_weights(
-            attention_maps(taken.alone, ["attn_w"], "sum", queries, keys)["attn_w"],
-            separate=taken.kind == "cross",
-        )
+        separate = taken.kind == "cross"
+        made["attn_res_w"] = _residual_weights(made["attn_w"], separate=separate)
     for name, one in measured.items():
         if name not in MAPS:
             made[name] = Map(

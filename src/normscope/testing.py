@@ -117,9 +117,9 @@ class FullPrecision(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is Tensor.float and args[0].dtype == torch.float64:
-            return args[0]
-        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+        if func is Tensor.float:
+            return args[0].double()
+        if args and isinstance(args[0], Tensor):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
             kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
         return func(*args, **kwargs)

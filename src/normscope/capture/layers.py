@@ -11,13 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from normscope.capture import Capture, capture
 from normscope.errors import UnsupportedModelError
-from normscope.layouts import Experts, Layout, layer_of, layout_of
+from normscope.layouts import LAYOUTS, Experts, Layout, layer_of, layout_of
+
+# Layouts by model, for as long as it has the same modules: reading them off takes a while.
+_FOUND: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Layout]]] = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -126,6 +130,17 @@ def capture_layers(model: nn.Module, callback: Callable[[LayerCapture], None]) -
 
 def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
     """The layers of a model whose layout is known, by path: elements of its layer lists."""
+    structure = tuple(id(module) for module in model.modules()), id(LAYOUTS), len(LAYOUTS)
+    known = _FOUND.get(model)
+    if known is None or known[0] != structure:
+        known = _FOUND[model] = (
+            structure,
+            {name: layout for name, (_, layout) in _find_layers(model).items()},
+        )
+    return {name: (model.get_submodule(name), layout) for name, layout in known[1].items()}
+
+
+def _find_layers(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
     found: dict[str, tuple[nn.Module, Layout]] = {}
     for name, listed in model.named_modules():
         if not isinstance(listed, nn.ModuleList) or any(name.startswith(f"{n}.") for n in found):

@@ -46,7 +46,9 @@ class Capture:
         wide = torch.promote_types(self.output.dtype, torch.float32)
         alpha, value = self.alpha.to(wide), self.value.to(wide)
         heads, groups = alpha.shape[1], value.shape[1]
-        mixed = torch.matmul(alpha, value.repeat_interleave(heads // groups, dim=1))
+        if groups != heads:
+            value = value.repeat_interleave(heads // groups, dim=1)
+        mixed = torch.matmul(alpha, value)
         return project(mixed.transpose(1, 2).flatten(2), self.projection, wide)
 
     def blocked(self) -> Bool[Tensor, "batch query"] | None:

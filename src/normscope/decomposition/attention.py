@@ -30,7 +30,7 @@ BOUNDS = {
     torch.bfloat16: 5e-2,
 }
 TINY = torch.finfo(torch.float64).tiny
-CELLS = 4  # of each row of a batch and each layer, computed again the slow way
+CELLS = 2  # of each row of a batch and each layer, computed again the slow way
 
 
 class AttentionDecomposition:
@@ -41,7 +41,7 @@ class AttentionDecomposition:
         self._known = lengths  # where they have been computed with other scopes
         self.alpha = captured.alpha
         self.value = captured.value
-        self.weight = captured.projection.weight.double()
+        self.weight = captured.projection.wide
 
     @cached_property
     def lengths(self) -> Lengths:
@@ -114,8 +114,9 @@ class AttentionDecomposition:
         i, j = choose(queries, draw), choose(keys, draw)  # batch cell
         alpha = self.alpha[row, :, i, j].double()  # batch cell head
         value = self.value[row, :, j].double()
-        value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
-        vectors = torch.einsum("bch,bche,heo->bcho", alpha, value, self.weight)
+        if value.shape[-2] != alpha.shape[-1]:
+            value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
+        vectors = ((alpha.unsqueeze(-1) * value).unsqueeze(-2) @ self.weight).squeeze(-2)
         norms = vectors.norm(dim=-1)
         worst = {}
         for name, array in made.items():
@@ -132,6 +133,9 @@ class AttentionDecomposition:
 def choose(real: Bool[Tensor, "batch position"], draw: torch.Generator) -> Tensor:
     """(batch, CELLS) positions among the real ones of each row, with replacement."""
     chance = torch.rand(real.shape[0], CELLS, generator=draw, dtype=torch.float64)
+    chance = chance.to(real.device)
+    if bool(real.all()):
+        return (chance * real.shape[1]).long()
     count = real.sum(dim=1, keepdim=True)
-    rank = (chance.to(real.device) * count).long().clamp_max(count - 1)  # the rank-th real one
+    rank = (chance * count).long().clamp_max(count - 1)  # the rank-th real one
     return real.to(torch.int8).argsort(dim=1, descending=True, stable=True).gather(1, rank)

@@ -121,7 +121,7 @@ class Parts:
     @cached_property
     def output(self) -> Float[Tensor, "head head_size hidden"]:
         """L W_O: what turns a key's values into its vectors, in float64."""
-        return self.transform(self.captured.projection.weight.double())
+        return self.transform(self.captured.projection.wide)
 
     def cells(self, i: Tensor, j: Tensor) -> Float[Tensor, "batch cell hidden"]:
         """v_ij at some cells (batch, cell), straight from the definition; no own column."""
@@ -130,7 +130,7 @@ class Parts:
         alpha = captured.alpha[row, :, i, j].double()
         value = captured.value[row, :, j].double()
         value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
-        weight = captured.projection.weight.double()
+        weight = captured.projection.wide
         made = torch.einsum("bch,bche,heo->bco", alpha, value, weight)
         made = self.weight[row, i].unsqueeze(-1) * self.transform(made)
         return made if self.separate else made + self.own[row, i] * (i == j).unsqueeze(-1)

@@ -190,7 +190,8 @@ class LayerDecomposition:
 
     def _norm(self, path: str) -> Norm:
         module, given = self.layer.module.get_submodule(path), self.layer.given(path)
-        parameters = read_norm(module, given, self.layer.output_of(path))
+        name = f"{self.layer.name}.{path}"
+        parameters = read_norm(module, given, self.layer.output_of(path), name)
         self.dtypes.add(parameters.dtype)
         return Norm.at(parameters, given)
 

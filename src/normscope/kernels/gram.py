@@ -21,7 +21,7 @@ from torch import Tensor
 
 from normscope.shapes import Float
 
-BLOCK = 2**22  # float64 numbers in the largest temporary array, 32 MiB
+BLOCK = 2**20  # float64 numbers in the largest temporary array, 8 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,20 +69,25 @@ def weighted_norms(
         )
 
     made = [empty(weight) for weight in weights]
+    own = alpha.diagonal(dim1=-2, dim2=-1).double() if square else None  # batch head query
     widest = max(weight.shape[-1] for weight in weights)
     for here in blocks(keys, batch * heads * max(widest, 2 * queries)):
         scaled = alpha[..., here].permute(0, 3, 1, 2)  # batch key head query
         # Laid out anew: strided operands would make the product copy each small matrix.
-        scaled = scaled.to(torch.float64, memory_format=torch.contiguous_format)
+        scaled = scaled.to(torch.float64, memory_format=torch.contiguous_format).flatten(0, 1)
         for weight, lengths in zip(weights, made, strict=True):
             vectors = head_vectors(value[:, :, here], weight.double())
-            grams = vectors @ vectors.transpose(-1, -2)
-            lengths.single[:, :, here] = grams.diagonal(dim1=-2, dim2=-1).transpose(1, 2).sqrt()
-            squares = (grams @ scaled).mul_(scaled).sum(dim=2)
+            rows = vectors.flatten(0, 1)  # (batch key) head out
+            grams = torch.bmm(rows, rows.transpose(1, 2))
+            single = grams.diagonal(dim1=1, dim2=2).unflatten(0, (batch, -1))
+            lengths.single[:, :, here] = single.transpose(1, 2).sqrt()
+            squares = torch.bmm(grams, scaled).mul_(scaled).sum(dim=1).unflatten(0, (batch, -1))
             lengths.summed[:, :, here] = squares.clamp_min_(0).sqrt_().transpose(1, 2)
-            if lengths.diagonal is not None:
-                own = alpha.diagonal(dim1=-2, dim2=-1)[..., here].transpose(1, 2).double()
-                lengths.diagonal[:, here] = (own.unsqueeze(-2) @ vectors).squeeze(-2)
+            if lengths.diagonal is not None and own is not None:
+                total = own[:, 0, here, None] * vectors[:, :, 0]
+                for head in range(1, heads):  # no array of all heads' products
+                    total.addcmul_(own[:, head, here, None], vectors[:, :, head])
+                lengths.diagonal[:, here] = total
     return made
 
 
