@@ -336,7 +336,7 @@ def randomize_(model: nn.Module, seed: int = 0) -> None:
             else:
                 # For a Linear this is its input size; for embeddings, convolutions and stacked
                 # experts it keeps the activations within an order of magnitude of one.
-                noise *= gain * max(tensor.shape[1:]) ** -0.5
+                noise *= gain * max(1, *tensor.shape[1:]) ** -0.5
             tensor.copy_(noise)
 
 
