@@ -298,7 +298,7 @@ def _run(
     )
     # A cache costs memory and is not read here; FSMT even drops its causal mask for it.
     extra = {"use_cache": False} if "use_cache" not in inputs and _takes_cache(model) else {}
-    with _evaluating(model), torch.no_grad(), record:
+    with evaluating(model), torch.no_grad(), record:
         model(**inputs, **extra)
     return collector.results(known, signature)
 
@@ -326,7 +326,7 @@ def _takes_cache(model: nn.Module) -> bool:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, every module's own mode again outside."""
     training = [module for module in model.modules() if module.training]
     model.eval()

@@ -16,8 +16,8 @@ from normscope.decomposition.attention import (
     AttentionDecomposition,
     Heads,
     choose,
+    ratio,
 )
-from normscope.decomposition.block import ratio
 from normscope.decomposition.feedforward import Measured
 from normscope.decomposition.layer import LayerDecomposition, scopes_of
 from normscope.errors import InputError, UnsupportedModelError

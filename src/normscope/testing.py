@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from normscope.analysis import evaluating
 from normscope.architectures import randomize_
 from normscope.capture import Capture, capture, eager
 from normscope.capture.layers import LayerCapture, capture_layers
@@ -77,17 +78,11 @@ def check_architecture(
         dtypes.add(captured.output.dtype)
 
     before = _state(model)
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            with eager(model):
-                expected = _tensors(model(**inputs))
-            with capture(model, measure):
-                found = _tensors(model(**inputs))
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluating(model), torch.no_grad():
+        with eager(model):
+            expected = _tensors(model(**inputs))
+        with capture(model, measure):
+            found = _tensors(model(**inputs))
     if _state(model) != before:
         raise ExactnessError(f"{kind} was not left as it was before the capture")
     for name, tensor in expected.items():
@@ -158,14 +153,8 @@ def check_layers(
                         )
                     worst[name] = max(gap, worst.get(name, 0.0))
 
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad(), capture_layers(model, measure):
-            model(**inputs)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluating(model), torch.no_grad(), capture_layers(model, measure):
+        model(**inputs)
     return worst
 
 

@@ -89,8 +89,7 @@ class AttentionDecomposition:
         total = self._reconstructed.double() - (0.0 if bias is None else bias.double())
         own = torch.zeros_like(total) if self._cross else self.lengths.diagonal
         assert own is not None
-        mixed, kept = (total - own).norm(dim=-1), own.norm(dim=-1)
-        return mixed / (mixed + kept).clamp_min(TINY)
+        return ratio(total - own, own)
 
     @property
     def _cross(self) -> bool:
@@ -128,6 +127,14 @@ class AttentionDecomposition:
                 gap = (array[row, :, i, j] - parts).abs().amax(dim=-1)
             worst[name] = (gap / parts.sum(dim=-1).clamp_min(TINY)).amax(dim=-1)
         return worst
+
+
+def ratio(
+    others: Float[Tensor, "batch query out"], own: Float[Tensor, "batch query out"]
+) -> Float[Tensor, "batch query"]:
+    """‖others‖ / (‖others‖ + ‖own‖): norms of sums, not sums of norms."""
+    mixed, kept = others.norm(dim=-1), own.norm(dim=-1)
+    return mixed / (mixed + kept).clamp_min(TINY)
 
 
 def choose(real: Bool[Tensor, "batch position"], draw: torch.Generator) -> Tensor:

@@ -28,7 +28,6 @@ from normscope.layouts import NormParameters
 from normscope.shapes import Float
 
 Linear = Callable[[Tensor], Tensor]
-TINY = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,9 +133,3 @@ class Parts:
         made = torch.einsum("bch,bche,heo->bco", alpha, value, weight)
         made = self.weight[row, i].unsqueeze(-1) * self.transform(made)
         return made if self.separate else made + self.own[row, i] * (i == j).unsqueeze(-1)
-
-
-def ratio(others: Tensor, own: Tensor) -> Float[Tensor, "batch query"]:
-    """‖others‖ / (‖others‖ + ‖own‖): norms of sums, not sums of norms."""
-    mixed, kept = others.norm(dim=-1), own.norm(dim=-1)
-    return mixed / (mixed + kept).clamp_min(TINY)
