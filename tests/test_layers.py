@@ -15,6 +15,7 @@ import normscope
 from normscope.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.activations import KNOWN, recognise, secant
+from normscope.decomposition.attention import Positions
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerDecomposition, scopes_of
 from normscope.maps import NAMES, available, layer_maps
@@ -71,7 +72,7 @@ def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
             batch, _, queries, keys = captured.alpha.shape
             real = torch.ones(batch, queries, dtype=torch.bool)
             there = torch.ones(batch, keys, dtype=torch.bool)
-            for scope, made in layer_maps(taken, taken.scopes, real, there).items():
+            for scope, made in layer_maps(taken, taken.scopes, Positions(real, there)).items():
                 seen.add(f"{captured.kind} {scope}")
                 assert made.gap.max() < 1e-9, scope
                 assert made.spot.max() < 1e-9, scope
@@ -225,15 +226,15 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
     keys = torch.arange(5).unsqueeze(0)
     for i in range(5):
         query = torch.full((1, 5), i)
-        parts = into.cells(query, keys)[0]
-        bias = into.bias[0, i]
+        parts = into.cells(taken.alone.at(query, keys))[0]
+        bias = torch.zeros_like(parts[0]) if into.bias is None else into.bias[0, i]
         shares = _shares(core, weights, parts, bias, ff_bias)
         if ff.branch is not None:
             shares = ff.branch.linear(shares) / ff.branch.sigma[0, i]
-        shares = shares if ff.scale is None else shares * ff.scale
+        shares = shares if ff.scale is None else ff.scale.linear(shares)
         norms = made[scope].norms[0, i]
         assert_allclose(norms, shares.norm(dim=-1), rtol=1e-8, atol=1e-10)
-        summed = shares + carried.cells(query, keys)[0]
+        summed = shares + carried.cells(taken.alone.at(query, keys))[0]
         assert_allclose(
             made[f"{scope}_res"].norms[0, i], summed.norm(dim=-1), rtol=1e-8, atol=1e-10
         )

@@ -31,9 +31,9 @@ from normscope.layouts import (
     layer_of,
     layout_of,
     part,
-    read_norm,
     register_layout,
 )
+from normscope.norms import read_norm
 from normscope.testing import FullPrecision
 
 BOUND = 1e-12

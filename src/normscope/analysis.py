@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -269,7 +270,7 @@ def _inputs(
     configured = getattr(model.config.get_text_config(), "pad_token_id", None)
     padding = next((p for p in (tokenizer.pad_token_id, configured) if p is not None), 0)
     inputs = pad([source for source, _ in rows], padding)
-    accepted = inspect.signature(model.forward).parameters
+    accepted = _accepted(type(model).forward)
     inputs = {name: tensor for name, tensor in inputs.items() if name in accepted}
     targets = [target for _, target in rows if target is not None]
     if targets:
@@ -322,14 +323,21 @@ def _with_progress(model: nn.Module, collector: Collector) -> Callable[[LayerCap
 
 
 def _takes_cache(model: nn.Module) -> bool:
-    return "use_cache" in inspect.signature(model.forward).parameters
+    return "use_cache" in _accepted(type(model).forward)
+
+
+@functools.cache
+def _accepted(forward: Callable[..., Any]) -> frozenset[str]:
+    """The names of a model's inputs."""
+    return frozenset(inspect.signature(forward).parameters)
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, every module's own mode again outside."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         yield
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +14,11 @@ from normscope.arrays import LabelledArray, take
 from normscope.capture import Capture
 from normscope.capture.layers import LayerCapture
 from normscope.contributions import RESIDUAL, Contributions
-from normscope.decomposition.attention import MAPS, AttentionDecomposition, Heads
+from normscope.decomposition.attention import MAPS, AttentionDecomposition, Heads, Positions
 from normscope.decomposition.feedforward import FFBias
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.kernels import Scratch
 from normscope.maps import Map, attention_maps, available, bound_of, layer_maps
 from normscope.shapes import Bool
 from normscope.signature import Signature
@@ -34,88 +35,95 @@ class Options:
 
 
 class Collector:
-    """Reduces captures to maps as they arrive, a row of the batch at a time."""
+    """Reduces captures to maps as they arrive; judges them and cuts them into rows at the end.
+
+    Nothing is read back from the device before the last layer has been taken in.
+    """
 
     def __init__(
         self, model: nn.Module, inputs: Mapping[str, Any], maps: tuple[str, ...], options: Options
     ) -> None:
         self.model, self.inputs, self.maps, self.options = model, inputs, maps, options
-        self.parts: dict[tuple[str, str], list[_Row]] = {}  # (stack, kind) -> rows
+        self.parts: dict[tuple[str, str], _Part] = {}  # by stack and kind
         self.paths: set[str] = set()
         self.whole_layers = any(name not in MAPS for name in maps)
         self.has = available(model) if self.whole_layers else {}
+        self.scratch = Scratch()
 
     def attention(self, captured: Capture) -> None:
         """Take in one attention call."""
-        queries, keys = self._check(captured)
-        taken = AttentionDecomposition(captured)
-        made = attention_maps(taken, self.maps, self.options.heads, queries, keys)
-        self._store(captured, taken, made, {captured.output.dtype})
+        part = self._part_of(captured)
+        taken = AttentionDecomposition(captured, self.scratch)
+        cells = taken.at(*part.on(captured.alpha.device).cells(captured.layer))
+        made = attention_maps(taken, self.maps, self.options.heads, cells)
+        self._store(part, taken, made, {captured.output.dtype})
 
     def layer(self, layer: LayerCapture) -> None:
         """Take in one layer, with one or two attention calls."""
         for captured in (layer.attention, layer.cross):
             if captured is None:
                 continue
-            queries, keys = self._check(captured)
-            has = self.has[captured.stack, captured.kind]
+            wanted = [n for n in self.maps if n in self.has[captured.stack, captured.kind]]
+            if not wanted:
+                continue
+            part = self._part_of(captured)
             taken = LayerDecomposition(
-                layer, captured.kind, ff_bias=self.options.ff_bias, memory=self.options.memory
+                layer,
+                captured.kind,
+                ff_bias=self.options.ff_bias,
+                memory=self.options.memory,
+                scratch=self.scratch,
             )
-            wanted = [name for name in self.maps if name in has]
-            if wanted:
-                made = layer_maps(taken, wanted, queries, keys)
-                self._store(captured, taken.alone, made, taken.dtypes)
+            made = layer_maps(taken, wanted, part.on(captured.alpha.device))
+            self._store(part, taken.alone, made, taken.dtypes)
 
     def _store(
         self,
-        captured: Capture,
+        part: _Part,
         alone: AttentionDecomposition,
         made: Mapping[str, Map],
         dtypes: set[torch.dtype],
     ) -> None:
-        """Cut each row's real positions out of the batch, and judge its error."""
-        queries, keys = self.real(captured)
-        self._refuse_not_finite(captured, alone.gap()[queries])
+        """Keep the maps of one layer, and what they will be judged by."""
+        captured, real = alone.captured, part.positions
         stored = torch.promote_types(captured.output.dtype, torch.float32)
+        home = real.queries.device  # layers may be on several
 
-        def fetch(tensor: Tensor) -> np.ndarray:
-            return tensor.to(stored).cpu().numpy()
+        def worst(gaps: Tensor) -> Tensor:
+            return gaps.to(home).masked_fill(~real.queries, 0).amax(dim=1)
 
-        norms, here, there = (
-            fetch(alone.transformed_norm),
-            queries.cpu().numpy(),
-            keys.cpu().numpy(),
-        )
-        rows = self.parts.setdefault((captured.stack, captured.kind), [])
-        rows.extend(_Row() for _ in range(len(here) - len(rows)))
-        for b, row in enumerate(rows):
-            row.norms.append(norms[b][:, there[b]])
-            row.queries, row.keys = here[b], there[b]
+        def keep(kind: str, name: str, tensor: Tensor) -> None:
+            part.arrays.setdefault((kind, name), []).append(tensor.to(home, stored))
+
+        part.names.append(captured.name)
+        part.dtypes.append(dtypes)
+        part.finite.append(worst(alone.gap))
+        part.blocked.append(_blocked(captured, real))
+        part.leaked.append(_leaked(captured, real) if part.padded else None)
+        keep("transformed_norm", "", alone.transformed_norm)
         for name, one in made.items():
-            values, gaps, spots = fetch(one.values), one.gap.cpu().numpy(), one.spot.cpu().numpy()
-            extras = {"mixing_ratio": one.mixing_ratio, "bias_share": one.bias_share}
-            arrays = {kind: fetch(array) for kind, array in extras.items() if array is not None}
-            for b, row in enumerate(rows):
-                error = max(float(gaps[b][here[b]].max()), float(spots[b]))
-                self._refuse_inexact(captured, name, error, dtypes)
-                row.error[name] = max(error, row.error.get(name, 0.0))
-                column = np.ones(values.shape[-1] - len(there[b]), dtype=bool)  # the residual's
-                cells = values[b][..., here[b], :][..., np.concatenate([there[b], column])]
-                row.maps.setdefault(name, []).append(cells)
-                for kind, array in arrays.items():
-                    row.extras.setdefault((kind, name), []).append(array[b][here[b]])
+            part.errors.setdefault(name, []).append(
+                torch.maximum(worst(one.gap), one.spot.to(home))
+            )
+            keep("map", name, one.values)
+            if one.mixing_ratio is not None:
+                keep("mixing_ratio", name, one.mixing_ratio)
+            if one.bias_share is not None:
+                keep("bias_share", name, one.bias_share)
         self.paths.add(captured.path)
 
-    def _check(self, captured: Capture) -> tuple[Tensor, Tensor]:
+    def _part_of(self, captured: Capture) -> _Part:
         if captured.step:
             raise UnsupportedModelError(
                 f"{captured.stack} ran more than once in one forward pass; which run a map "
                 "belongs to is not defined. Use capture() and take the steps apart yourself."
             )
-        queries, keys = self.real(captured)
-        self._refuse_wrong(captured, queries, keys)
-        return queries, keys
+        found = self.parts.get((captured.stack, captured.kind))
+        if found is None:
+            queries, keys = self.real(captured)
+            found = _Part(Positions(queries, keys), padded=not bool(keys.all()))
+            self.parts[captured.stack, captured.kind] = found
+        return found
 
     # ---- which positions are real
 
@@ -153,29 +161,37 @@ class Collector:
 
     # ---- refusals
 
-    def _refuse_wrong(self, captured: Capture, queries: Tensor, keys: Tensor) -> None:
-        blocked = captured.blocked()
-        if blocked is not None and bool((blocked & queries).any()):
-            row, query = (blocked & queries).nonzero()[0].tolist()
+    def _judge(self, part: _Part) -> dict[str, np.ndarray]:
+        """The error of each map and row, (layer, row); the first layer that is wrong raises."""
+        errors = {name: torch.stack(found).cpu().numpy() for name, found in part.errors.items()}
+        finite = torch.isfinite(torch.stack(part.finite)).all(dim=1).tolist()
+        for layer, name in enumerate(part.names):
+            self._refuse_wrong(name, part.blocked[layer], part.leaked[layer])
+            if not finite[layer]:
+                self._refuse_not_finite(name, part.dtypes[layer])
+            for which, found in errors.items():
+                _refuse_inexact(name, which, found[layer], part.dtypes[layer])
+        return errors
+
+    def _refuse_wrong(
+        self, name: str, blocked: Tensor | None, leaked: tuple[Tensor, Tensor] | None
+    ) -> None:
+        if blocked is not None and bool(blocked.any()):
+            row, query = blocked.nonzero()[0].tolist()
             raise InputError(
                 f"row {row}, position {query} is a real token but its attention mask admits no "
-                f"key in {captured.name}; its weights would mean nothing. Correct the mask."
+                f"key in {name}; its weights would mean nothing. Correct the mask."
             )
-        if bool(keys.all()):
-            return
-        leaked = captured.alpha.amax(dim=1).masked_fill(keys[:, None, :], 0)
-        leaked = leaked.masked_fill(~queries[:, :, None], 0)
-        if bool((leaked > 0).any()):
-            row, query, key = (leaked > 0).nonzero()[0].tolist()
+        if leaked is not None and bool((leaked[0] > 0).any()):
+            row, query = (leaked[0] > 0).nonzero()[0].tolist()
             raise InputError(
-                f"row {row}, position {query} attends to position {key}, which the attention "
-                f"mask calls padding, in {captured.name}: the model does not apply the mask it "
-                "was given, or the row is masked as a whole. Run each row by itself, unpadded."
+                f"row {row}, position {query} attends to position {int(leaked[1][row, query])}, "
+                f"which the attention mask calls padding, in {name}: the model does not apply the "
+                "mask it was given, or the row is masked as a whole. Run each row by itself, "
+                "unpadded."
             )
 
-    def _refuse_not_finite(self, captured: Capture, gaps: Tensor) -> None:
-        if bool(torch.isfinite(gaps).all()):
-            return
+    def _refuse_not_finite(self, where: str, dtypes: set[torch.dtype]) -> None:
         for name, parameter in self.model.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 raise InputError(
@@ -183,21 +199,9 @@ class Collector:
                     "mean nothing. Load or train the model again."
                 )
         raise InputError(
-            f"{captured.name} gives NaN or infinity although all parameters are finite: an "
-            f"overflow in {captured.output.dtype}. Use float32: model.float(), --dtype float32."
+            f"{where} gives NaN or infinity although all parameters are finite: an overflow in "
+            f"{_listed(dtypes)}. Use float32: model.float(), --dtype float32."
         )
-
-    def _refuse_inexact(
-        self, captured: Capture, name: str, error: float, dtypes: set[torch.dtype]
-    ) -> None:
-        bound = bound_of(dtypes)
-        if not error <= bound:
-            kinds = ", ".join(sorted(str(dtype) for dtype in dtypes))
-            raise ExactnessError(
-                f"{name} of {captured.name}: the parts differ from the model's own output by "
-                f"{error:.1e} of their size, more than {bound:.0e}, the bound for {kinds}. The map "
-                "would be wrong, so none is returned."
-            )
 
     # ---- the results
 
@@ -212,56 +216,73 @@ class Collector:
             )
         signature.path = "+".join(sorted(self.paths))
         names = _part_names(list(self.parts))
-        count = len(next(iter(self.parts.values())))
+        judged = {place: self._judge(part) for place, part in self.parts.items()}
+        arrays = {place: part.fetch() for place, part in self.parts.items()}
+        count = len(next(iter(self.parts.values())).positions.queries)
         results = []
         for b in range(count):
-            parts = {
-                names[part]: self._part(
-                    part, rows[b], None if known is None else known[b], b, signature
+            made = {
+                names[place]: self._row(
+                    place,
+                    b,
+                    arrays[place],
+                    {name: float(errors[:, b].max()) for name, errors in judged[place].items()},
+                    None if known is None else known[b],
+                    signature,
                 )
-                for part, rows in self.parts.items()
+                for place in self.parts
             }
-            single = list(parts.values())
+            single = list(made.values())
             results.append(
-                single[0] if len(single) == 1 else Contributions(parts=parts, signature=signature)
+                single[0] if len(single) == 1 else Contributions(parts=made, signature=signature)
             )
         return results
 
-    def _part(
+    def _row(
         self,
-        part: tuple[str, str],
-        row: _Row,
-        known: Mapping[str, Tokens | None] | None,
+        place: tuple[str, str],
         b: int,
+        arrays: Mapping[tuple[str, str], np.ndarray],
+        error: dict[str, float],
+        known: Mapping[str, Tokens | None] | None,
         signature: Signature,
     ) -> Contributions:
-        stack, kind = part
-        role = self._role(stack)
-        mine = self._tokens(known, role, stack, row.queries, b)
-        theirs = mine if kind == "self" else self._tokens(known, "", stack, row.keys, b)
+        """Row ``b`` of one part, its padding removed."""
+        stack, kind = place
+        part, role = self.parts[place], self._role(stack)
+        here, there = part.real(b)
+        mine = self._tokens(known, role, stack, here, b)
+        theirs = mine if kind == "self" else self._tokens(known, "", stack, there, b)
         each = self.options.heads == "each"
         axes = ("layer", *(["head"] if each else []), "query", "key")
 
-        def labelled(values: list[np.ndarray], axes: tuple[str, ...], name: str) -> LabelledArray:
-            array = np.stack(values)
+        def labelled(what: str, name: str, axes: tuple[str, ...]) -> LabelledArray:
+            array = arrays[what, name][:, b]
+            for axis, label in enumerate(axes):
+                if label == "query" and not here.all():
+                    array = array.compress(here, axis=axis)
+                elif label == "key" and not there.all():
+                    array = array.compress(_and_residual(there, array.shape[axis]), axis=axis)
             keys = theirs if array.shape[-1] == len(theirs) else _with_residual(theirs)
             tokens = {
                 axis: mine if axis == "query" else keys for axis in axes[1:] if axis != "head"
             }
-            reduce = "sum" if name in row.maps else "mean"
-            return LabelledArray(array, axes, tokens, name=name, key_reduce=reduce)
+            title = name if what == "map" else what
+            reduce = "sum" if what == "map" else "mean"
+            return LabelledArray(
+                np.ascontiguousarray(array), axes, tokens, name=title, key_reduce=reduce
+            )
 
         extras: dict[str, dict[str, LabelledArray]] = {}
-        for (extra, name), values in row.extras.items():
-            extras.setdefault(extra, {})[name] = labelled(values, ("layer", "query"), extra)
+        for what, name in arrays:
+            if what in ("mixing_ratio", "bias_share"):
+                extras.setdefault(what, {})[name] = labelled(what, name, ("layer", "query"))
         return Contributions(
-            maps={
-                name: labelled(row.maps[name], axes, name) for name in self.maps if name in row.maps
-            },
-            transformed_norm=labelled(row.norms, ("layer", "head", "key"), "transformed_norm"),
+            maps={n: labelled("map", n, axes) for n in self.maps if ("map", n) in arrays},
+            transformed_norm=labelled("transformed_norm", "", ("layer", "head", "key")),
             tokens=mine,
             key_tokens=theirs,
-            error=row.error,
+            error=error,
             signature=signature,
             extras=extras,
         )
@@ -311,15 +332,67 @@ def _with_residual(tokens: Tokens) -> Tokens:
     )
 
 
-class _Row:
-    """One row of a batch in one part: a list over layers for each map."""
+@dataclass(eq=False)
+class _Part:
+    """One stack's attentions of one kind: a list over layers of everything."""
 
-    def __init__(self) -> None:
-        self.maps: dict[str, list[np.ndarray]] = {}
-        self.norms: list[np.ndarray] = []
-        self.extras: dict[tuple[str, str], list[np.ndarray]] = {}  # (kind, map) -> layers
-        self.error: dict[str, float] = {}
-        self.queries = self.keys = np.zeros(0, dtype=bool)
+    positions: Positions
+    padded: bool  # whether any key is not real
+    names: list[str] = field(default_factory=list)
+    dtypes: list[set[torch.dtype]] = field(default_factory=list)
+    arrays: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict)  # (kind, map)
+    errors: dict[str, list[Tensor]] = field(default_factory=dict)
+    finite: list[Tensor] = field(default_factory=list)
+    blocked: list[Tensor | None] = field(default_factory=list)
+    leaked: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
+
+    def on(self, device: torch.device) -> Positions:
+        """The positions on a layer's own device."""
+        there = self.positions
+        if there.queries.device == device:
+            return there
+        return Positions(there.queries.to(device), there.keys.to(device))
+
+    def fetch(self) -> dict[tuple[str, str], np.ndarray]:
+        """(layer, row, …) arrays on the CPU."""
+        return {what: torch.stack(found).cpu().numpy() for what, found in self.arrays.items()}
+
+    def real(self, b: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which queries and which keys of a row are real."""
+        return self.positions.queries[b].cpu().numpy(), self.positions.keys[b].cpu().numpy()
+
+
+def _blocked(captured: Capture, real: Positions) -> Tensor | None:
+    """True where a real query may attend to nothing."""
+    blocked = captured.blocked()
+    return None if blocked is None else blocked.to(real.queries.device) & real.queries
+
+
+def _leaked(captured: Capture, real: Positions) -> tuple[Tensor, Tensor]:
+    """The largest weight of padding, and where it is, for each real query."""
+    weights = captured.alpha.amax(dim=1).to(real.keys.device)
+    weights = weights.masked_fill(real.keys[:, None, :] | ~real.queries[:, :, None], 0)
+    most = weights.max(dim=-1)
+    return most.values, most.indices
+
+
+def _refuse_inexact(where: str, name: str, errors: np.ndarray, dtypes: set[torch.dtype]) -> None:
+    bound, error = bound_of(dtypes), float(errors.max())
+    if not error <= bound:
+        raise ExactnessError(
+            f"{name} of {where}: the parts differ from the model's own output by {error:.1e} of "
+            f"their size, more than {bound:.0e}, the bound for {_listed(dtypes)}. The map would "
+            "be wrong, so none is returned."
+        )
+
+
+def _listed(dtypes: set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype) for dtype in dtypes))
+
+
+def _and_residual(keys: np.ndarray, length: int) -> np.ndarray:
+    """Real keys, and the residual's column where a map of this many keys has one."""
+    return np.concatenate([keys, np.ones(length - len(keys), dtype=bool)])
 
 
 def _is_vision(stack: str) -> bool:

@@ -14,15 +14,16 @@ from normscope.decomposition.attention import (
     MAPS,
     TINY,
     AttentionDecomposition,
+    Cells,
     Heads,
-    choose,
+    Positions,
     ratio,
 )
 from normscope.decomposition.feedforward import Measured
 from normscope.decomposition.layer import LayerDecomposition, scopes_of
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.layouts import Experts, layer_of
-from normscope.shapes import Bool, Float
+from normscope.shapes import Float
 
 # Every map there is, in the order in which a layer makes them. No layer has all.
 NAMES = (
@@ -43,15 +44,11 @@ class Map:
 
 
 def attention_maps(
-    taken: AttentionDecomposition,
-    wanted: Sequence[str],
-    heads: Heads,
-    queries: Bool[Tensor, "batch query"],
-    keys: Bool[Tensor, "batch key"],
+    taken: AttentionDecomposition, wanted: Sequence[str], heads: Heads, cells: Cells
 ) -> dict[str, Map]:
     """The maps of attention alone, ``attn_w`` and ``attn_n``; ratios for summed heads only."""
     made = {name: taken.map(name, heads) for name in wanted if name in MAPS}
-    spots, gap = taken.spot_check(made, heads, queries, keys), taken.gap()
+    spots, gap = taken.spot_check(made, heads, cells), taken.gap
     if heads == "each":
         return {name: Map(values, gap, spots[name]) for name, values in made.items()}
     shares = {"attn_w": None, "attn_n": taken.bias_share()}
@@ -62,27 +59,22 @@ def attention_maps(
 
 
 def layer_maps(
-    taken: LayerDecomposition,
-    wanted: Sequence[str],
-    queries: Bool[Tensor, "batch query"],
-    keys: Bool[Tensor, "batch key"],
+    taken: LayerDecomposition, wanted: Sequence[str], positions: Positions
 ) -> dict[str, Map]:
     """All maps of one attention and of what follows it in its layer."""
     measured = taken.measure([name for name in wanted if name in taken.scopes])
     alone = [*wanted, "attn_w"] if "attn_res_w" in wanted else wanted
-    made = attention_maps(taken.alone, alone, "sum", queries, keys)
+    cells = taken.alone.at(*positions.cells(taken.captured.layer))
+    made = attention_maps(taken.alone, alone, "sum", cells)
     if "attn_res_w" in wanted:
         separate = taken.kind == "cross"
         made["attn_res_w"] = _residual_weights(made["attn_w"], separate=separate)
     for name, one in measured.items():
         if name not in MAPS:
-            made[name] = Map(
-                one.norms,
-                _gap(one, taken.real(name)),
-                _spot(one, taken.captured.layer, queries, keys),
-                ratio(one.others, one.own),
-                one.bias.norm(dim=-1),
-            )
+            bias = torch.zeros_like(one.others[..., 0])
+            bias = bias if one.bias is None else bias + one.bias.norm(dim=-1)
+            gap = _gap(one, taken.real(name), bias)
+            made[name] = Map(one.norms, gap, _spot(one, cells), ratio(one.others, one.own), bias)
     return {name: made[name] for name in wanted if name in made}
 
 
@@ -97,20 +89,17 @@ def _residual_weights(weights: Map, *, separate: bool) -> Map:
     return Map(values, weights.gap, weights.spot, weights.mixing_ratio / 2)
 
 
-def _gap(one: Measured, real: Tensor) -> Float[Tensor, "batch query"]:
+def _gap(one: Measured, real: Tensor, bias: Tensor) -> Float[Tensor, "batch query"]:
     """Parts and bias against the model's own state, relative to their lengths."""
-    size = one.norms.sum(dim=-1) + one.bias.norm(dim=-1)
-    return (one.whole() - real.double()).norm(dim=-1) / size.clamp_min(TINY)
+    size = one.norms.sum(dim=-1) + bias
+    return (one.whole() - real).norm(dim=-1) / size.clamp_min(TINY)
 
 
-def _spot(one: Measured, seed: int, queries: Tensor, keys: Tensor) -> Float[Tensor, " batch"]:
-    """Random cells against the same vectors made whole, relative to them and the row's mean."""
-    draw = torch.Generator().manual_seed(seed)
-    i, j = choose(queries, draw), choose(keys, draw)
-    row = torch.arange(len(i), device=i.device).unsqueeze(1)
-    dense = one.cells(i, j).norm(dim=-1)
-    size = dense + one.norms[row, i].mean(dim=-1)
-    return ((one.norms[row, i, j] - dense).abs() / size.clamp_min(TINY)).amax(dim=-1)
+def _spot(one: Measured, cells: Cells) -> Float[Tensor, " batch"]:
+    """Some cells against the same vectors made whole, relative to them and the row's mean."""
+    dense = one.cells(cells).norm(dim=-1)
+    size = dense + one.norms[cells.row, cells.i].mean(dim=-1)
+    return ((cells.of(one.norms) - dense).abs() / size.clamp_min(TINY)).amax(dim=-1)
 
 
 # ------------------------------------------------------------------------- which maps there are

@@ -27,8 +27,9 @@ from normscope.capture.layout import Layout
 from normscope.capture.projection import affine
 from normscope.collector import Collector, Options
 from normscope.errors import InputError, UnsupportedModelError
-from normscope.layouts import layer_of, layout_of, part, read_norm
+from normscope.layouts import layer_of, layout_of, part
 from normscope.limits import check_fits, max_length_of
+from normscope.norms import read_norm
 from normscope.shapes import Float
 from normscope.testing import random_inputs
 from normscope.tokens import encode, pad

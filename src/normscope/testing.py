@@ -21,7 +21,13 @@ from normscope.architectures import randomize_
 from normscope.capture import Capture, capture, eager
 from normscope.capture.layers import LayerCapture, capture_layers
 from normscope.capture.layout import configs_of
-from normscope.decomposition.attention import BOUNDS, HEADS, MAPS, AttentionDecomposition
+from normscope.decomposition.attention import (
+    BOUNDS,
+    HEADS,
+    MAPS,
+    AttentionDecomposition,
+    Positions,
+)
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
@@ -143,7 +149,8 @@ def check_layers(
             there = torch.ones(batch, keys, dtype=torch.bool, device=captured.alpha.device)
             for ff_bias in FF_BIASES:
                 taken = LayerDecomposition(layer, captured.kind, ff_bias=ff_bias)
-                for name, made in layer_maps(taken, taken.scopes, real, there).items():
+                positions = Positions(real, there)
+                for name, made in layer_maps(taken, taken.scopes, positions).items():
                     gap = max(float(made.gap.max()), float(made.spot.max()))
                     limit = bound_of(taken.dtypes) if bound is None else bound
                     if not gap <= limit:
@@ -164,10 +171,11 @@ def _gap(captured: Capture) -> float:
     batch, _, queries, keys = captured.alpha.shape
     device = captured.alpha.device
     real = [torch.ones(batch, n, dtype=torch.bool, device=device) for n in (queries, keys)]
-    worst = [taken.gap().max()]
+    worst = [taken.gap.max()]
+    cells = taken.at(*Positions(real[0], real[1]).cells(captured.layer))
     for heads in HEADS:
         made = {name: taken.map(name, heads) for name in MAPS}
-        worst += [gap.max() for gap in taken.spot_check(made, heads, real[0], real[1]).values()]
+        worst += [gap.max() for gap in taken.spot_check(made, heads, cells).values()]
     return float(torch.stack(worst).max())
 
 

@@ -33,7 +33,7 @@ class Layout:
         self.model = model
         self.configs = configs_of(model)
         named = dict(model.named_modules(remove_duplicate=False))
-        lists = {name for name, m in named.items() if isinstance(m, nn.ModuleList)}
+        lists = frozenset(name for name, m in named.items() if isinstance(m, nn.ModuleList))
         self.places: dict[nn.Module, Place] = {}
         for name, module in named.items():
             self.places.setdefault(module, _place(name, lists))
@@ -62,7 +62,8 @@ class Layout:
         return module in self.places
 
 
-def _place(name: str, lists: set[str]) -> Place:
+@functools.lru_cache(2**14)
+def _place(name: str, lists: frozenset[str]) -> Place:
     parts = name.split(".")
     inside = [i for i in range(1, len(parts)) if ".".join(parts[:i]) in lists]
     if not inside:
@@ -91,9 +92,11 @@ def _functions(cls: type) -> tuple[Any, ...]:
     return tuple(f for f in plain if inspect.isfunction(f))
 
 
-def _names(cls: type) -> set[str]:
+@functools.cache
+def _names(cls: type) -> frozenset[str]:
     """Every global and attribute that the functions of a class mention."""
-    return {name for function in _functions(cls) for name in function.__code__.co_names}
+    functions = _functions(cls)
+    return frozenset(name for function in functions for name in function.__code__.co_names)
 
 
 def uses_interface(cls: type) -> bool:

@@ -16,18 +16,16 @@ a column of its own, the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from normscope.capture import Capture
-from normscope.layouts import NormParameters
+from normscope.decomposition.attention import AttentionDecomposition, Cells
+from normscope.kernels import Linear
+from normscope.norms import NormParameters
 from normscope.shapes import Float
-
-Linear = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,74 +40,108 @@ class Norm:
         """The norm as it acted on ``given``."""
         return cls(parameters, parameters.sigma(given.double()).squeeze(-1))
 
-    def linear(self, vectors: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows hidden"]:
+    def linear(
+        self, vectors: Float[Tensor, "*rows hidden"], out: Tensor | None = None
+    ) -> Float[Tensor, "*rows hidden"]:
         """γ ⊙ (v − mean v): the part that is the same for all queries."""
-        centred, scale = self.parameters.centre(vectors), self.parameters.scale
-        return centred if scale is None else centred * scale.to(vectors.dtype)
+        scale = self.parameters.scale
+        if self.parameters.centred:
+            vectors = torch.sub(vectors, vectors.mean(dim=-1, keepdim=True), out=out)
+        if scale is None:
+            return vectors
+        return torch.mul(vectors, scale.to(vectors.dtype), out=out)
 
-    def __call__(self, vectors: Float[Tensor, "batch query hidden"]) -> Tensor:
+    def __call__(self, vectors: Float[Tensor, "*stack batch query hidden"]) -> Tensor:
         """The linear part divided by each query's σ; β belongs to no vector."""
         return self.linear(vectors) / self.sigma.to(vectors.dtype).unsqueeze(-1)
 
-    def bias(self, bias: Float[Tensor, "batch query hidden"]) -> Tensor:
+    def bias(self, bias: Float[Tensor, "*batch *query hidden"] | None) -> Tensor | None:
         """What belongs to no token, β included."""
-        made, beta = self(bias), self.parameters.bias
-        return made if beta is None else made + beta.to(made.dtype)
+        beta = self.parameters.bias
+        if bias is None:
+            return None if beta is None else beta.double().expand(1, 1, -1)
+        made = self(bias)
+        return made if beta is None else made + beta
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """A fixed multiplier of a branch."""
+
+    factor: Tensor | float
+
+    def linear(self, vectors: Tensor, out: Tensor | None = None) -> Tensor:
+        """Times the factor."""
+        factor = torch.as_tensor(self.factor, dtype=vectors.dtype, device=vectors.device)
+        return torch.mul(vectors, factor, out=out)
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
     """Every key's vector for every query, in factored form; float64."""
 
-    captured: Capture
+    alone: AttentionDecomposition
     linear: tuple[Linear, ...]  # L, its steps in order
-    weight: Float[Tensor, "batch query"]  # w_i
-    own: Float[Tensor, "batch query hidden"]  # own_i
-    mixed: Float[Tensor, "batch query hidden"]  # Σ_j w_i Σ_h α L f_h(x_j), own left out
-    bias: Float[Tensor, "batch query hidden"]
-    separate: bool  # own is a column of its own
+    weight: Float[Tensor, "batch query"] | float  # w_i
+    own: Float[Tensor, "batch query hidden"] | None  # v_ii, or the residual's column; None: zero
+    others: Float[Tensor, "batch query hidden"]  # Σ_j v_ij over the other keys
+    bias: Float[Tensor, "*batch *query hidden"] | None
 
     @classmethod
-    def of_attention(cls, captured: Capture) -> Parts:
+    def of_attention(cls, alone: AttentionDecomposition) -> Parts:
         """s_ij: attention alone."""
-        whole = captured.reconstruct().double()
-        bias = torch.zeros_like(whole)
-        if captured.projection.bias is not None:
-            bias += captured.projection.bias.double()
-        ones = torch.ones_like(whole[..., 0])
-        cross = captured.kind == "cross"
-        return cls(captured, (), ones, torch.zeros_like(whole), whole - bias, bias, cross)
+        bias = None if alone.bias is None else alone.bias.double().expand(1, 1, -1)
+        return cls(alone, (), 1.0, alone.own, alone.others, bias)
 
     def norm(self, norm: Norm) -> Parts:
         """Through a normalisation."""
+        both = [self.others] if self.own is None else [self.others, self.own]
+        others, *own = norm(torch.stack(both))
         return replace(
             self,
             linear=(*self.linear, norm.linear),
             weight=self.weight / norm.sigma,
-            own=norm(self.own),
-            mixed=norm(self.mixed),
+            own=own[0] if own else None,
+            others=others,
             bias=norm.bias(self.bias),
         )
 
-    def scaled(self, factor: Tensor | float) -> Parts:
+    def scaled(self, scale: Scale) -> Parts:
         """Through a fixed multiplier of the branch."""
-
-        def times(vectors: Tensor) -> Tensor:
-            return vectors * factor
-
         return replace(
             self,
-            linear=(*self.linear, times),
-            own=times(self.own),
-            mixed=times(self.mixed),
-            bias=times(self.bias),
+            linear=(*self.linear, scale.linear),
+            own=None if self.own is None else scale.linear(self.own),
+            others=scale.linear(self.others),
+            bias=None if self.bias is None else scale.linear(self.bias),
         )
 
     def residual(self, states: Float[Tensor, "batch query hidden"]) -> Parts:
         """The residual connection: the query's own state, on the diagonal only."""
-        return replace(self, own=self.own + states.double())
+        return replace(self, own=states.double() if self.own is None else self.own + states)
 
     # ---- what can be read off
+
+    @property
+    def separate(self) -> bool:
+        """Whether the query's own state is a column of its own."""
+        return self.alone.own is None
+
+    def whole(self) -> Float[Tensor, "batch query hidden"]:
+        """Σ_j v_ij, without the bias."""
+        return self.others if self.own is None else self.others + self.own
+
+    @cached_property
+    def residual_alone(self) -> Float[Tensor, "batch query hidden"]:
+        """What reached the diagonal through residual connections."""
+        own = torch.zeros_like(self.others) if self.own is None else self.own
+        if self.alone.own is None:
+            return own
+        return own - self._weighted(self.transform(self.alone.own))
+
+    def _weighted(self, vectors: Float[Tensor, "batch query hidden"]) -> Tensor:
+        weight = self.weight
+        return vectors * (weight.unsqueeze(-1) if isinstance(weight, Tensor) else weight)
 
     def transform(self, vectors: Tensor) -> Tensor:
         """L v."""
@@ -117,19 +149,16 @@ class Parts:
             vectors = step(vectors)
         return vectors
 
-    @cached_property
+    @property
     def output(self) -> Float[Tensor, "head head_size hidden"]:
         """L W_O: what turns a key's values into its vectors, in float64."""
-        return self.transform(self.captured.projection.wide)
+        return self.transform(self.alone.weight)
 
-    def cells(self, i: Tensor, j: Tensor) -> Float[Tensor, "batch cell hidden"]:
-        """v_ij at some cells (batch, cell), straight from the definition; no own column."""
-        captured = self.captured
-        row = torch.arange(len(i), device=i.device).unsqueeze(1)
-        alpha = captured.alpha[row, :, i, j].double()
-        value = captured.value[row, :, j].double()
-        value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
-        weight = captured.projection.wide
-        made = torch.einsum("bch,bche,heo->bco", alpha, value, weight)
-        made = self.weight[row, i].unsqueeze(-1) * self.transform(made)
-        return made if self.separate else made + self.own[row, i] * (i == j).unsqueeze(-1)
+    def cells(self, cells: Cells) -> Float[Tensor, "batch cell hidden"]:
+        """v_ij at some cells, straight from the definition; no own column."""
+        made, weight = self.transform(cells.vectors.sum(dim=2)), self.weight
+        if isinstance(weight, Tensor):
+            made = weight[cells.row, cells.i].unsqueeze(-1) * made
+        if self.separate:
+            return made
+        return made + self.residual_alone[cells.row, cells.i] * (cells.i == cells.j).unsqueeze(-1)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from normscope.decomposition.activations import Activation, gated_shares, secant
-from normscope.decomposition.block import Norm, Parts
+from normscope.decomposition.attention import Cells
+from normscope.decomposition.block import Norm, Parts, Scale
 from normscope.kernels import head_vectors
 from normscope.shapes import Float
 
@@ -56,9 +57,10 @@ def shares(weights: Weights, parts: Parts, ff_bias: FFBias) -> Shares:
     "path": the bias is a summand like the others, with a share of its own, and g(0) stays with
     it. "fixed": the bias is there from the start, and g(bias) stays with it.
     """
-    whole, g = parts.mixed + parts.own, weights.activation
+    whole, g = parts.whole(), weights.activation
     first = whole @ weights.first.double()
-    first_bias = _affine(parts.bias, weights.first, weights.first_bias)
+    bias = torch.zeros_like(whole) if parts.bias is None else parts.bias.expand_as(whole)
+    first_bias = _affine(bias, weights.first, weights.first_bias)
     fixed = ff_bias == "fixed"
     if weights.gate is None:
         slope = secant(g, first + first_bias, first_bias if fixed else None)
@@ -66,7 +68,7 @@ def shares(weights: Weights, parts: Parts, ff_bias: FFBias) -> Shares:
         left = start if fixed else start + slope * first_bias
         return Shares(slope, None, _affine(left, weights.second, weights.second_bias))
     gate = whole @ weights.gate.double()
-    gate_bias = _affine(parts.bias, weights.gate, weights.gate_bias)
+    gate_bias = _affine(bias, weights.gate, weights.gate_bias)
     bases = (gate_bias, first_bias) if fixed else (None, None)
     up, through = gated_shares(g, gate + gate_bias, first + first_bias, *bases)
     left = g(gate_bias) * first_bias if fixed else up * first_bias + through * gate_bias
@@ -83,14 +85,15 @@ class Measured:
     """One scope of one layer: lengths, and what is needed to judge them."""
 
     norms: Float[Tensor, "batch query key"]  # the residual's column last where it has one
-    own: Float[Tensor, "batch query out"]  # v_ii, or the residual's column
+    own: Float[Tensor, "batch query out"] | None  # v_ii, or the residual's column; None: zero
     others: Float[Tensor, "batch query out"]  # Σ over all other keys
-    bias: Float[Tensor, "batch query out"]
-    cells: Callable[[Tensor, Tensor], Tensor]  # v_ij at some cells, the slow way
+    bias: Float[Tensor, "*batch *query out"] | None
+    cells: Callable[[Cells], Tensor]  # v_ij at some cells, the slow way
 
     def whole(self) -> Float[Tensor, "batch query out"]:
         """All parts and the bias: what the model itself has here."""
-        return self.others + self.own + self.bias
+        whole = self.others if self.own is None else self.others + self.own
+        return whole if self.bias is None else whole + self.bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +104,7 @@ class FeedForward:
     parts: Parts  # what enters W_1
     carried: Parts  # what the residual carries: the attention block's own decomposition
     branch: Norm | None  # on the branch
-    scale: Tensor | float | None  # of the branch
+    scale: Scale | None  # of the branch
     after: Norm | None  # on the sum
     ff_bias: FFBias
     memory: int  # bytes for the largest arrays
@@ -109,14 +112,14 @@ class FeedForward:
 
     def measure(self) -> list[Measured]:
         """The scopes FF, FF+RES and, where a norm follows, FF+RES+LN, in one pass."""
-        alpha, separate = self.parts.captured.alpha, self.parts.separate
+        alpha, separate = self.parts.alone.alpha, self.parts.separate
         batch, _, queries, keys = alpha.shape
         count, out = 2 + (self.after is not None), self.weights.second.shape[1]
         shape = (batch, queries, keys + separate)
         norms = [alpha.new_zeros(shape, dtype=torch.float64) for _ in range(count)]
         own = [alpha.new_zeros((*shape[:2], out), dtype=torch.float64) for _ in range(count)]
         total = [torch.zeros_like(one) for one in own]
-        own_first, own_gate = self._first(self.parts.own)
+        own_first, own_gate = self._first(self.parts.residual_alone)
         for j, i, first, gate, carried in self._blocks(None if separate else (own_first, own_gate)):
 
             def of(state: Tensor, i: slice = i) -> Tensor:
@@ -130,7 +133,8 @@ class FeedForward:
                 total[scope][:, i] += vectors.sum(dim=1).double()
                 own[scope][:, on.start : on.stop] = vectors[:, k, q].double()
         if separate:
-            column = self._stages(own_first, own_gate, self.carried.own, lambda state: state)
+            kept = self.carried.residual_alone
+            column = self._stages(own_first, own_gate, kept, lambda state: state)
             for scope, vectors in enumerate(column):
                 own[scope] = vectors
                 norms[scope][..., -1] = vectors.norm(dim=-1)
@@ -158,7 +162,7 @@ class FeedForward:
         made = inner @ self.weights.second.to(dtype)
         if self.branch is not None:
             made = self.branch.linear(made) / of(self.branch.sigma.unsqueeze(-1)).to(dtype)
-        made = made if self.scale is None else made * self.scale
+        made = made if self.scale is None else self.scale.linear(made)
         stages = [made, made + carried]
         if self.after is not None:
             sigma = of(self.after.sigma.unsqueeze(-1)).to(dtype)
@@ -170,18 +174,23 @@ class FeedForward:
         return shares(self.weights, self.parts, self.ff_bias)
 
     @cached_property
-    def _bias(self) -> list[Tensor]:
-        made = self._shares.bias
+    def _bias(self) -> list[Tensor | None]:
+        made: Tensor | None = self._shares.bias
         made = made if self.branch is None else self.branch.bias(made)
-        made = made if self.scale is None else made * self.scale
-        stages = [made, made + self.carried.bias]
-        return stages if self.after is None else [*stages, self.after.bias(stages[1])]
+        assert made is not None
+        made = made if self.scale is None else self.scale.linear(made)
+        summed = made if self.carried.bias is None else made + self.carried.bias
+        return [made, summed] if self.after is None else [made, summed, self.after.bias(summed)]
 
     def _first(self, vectors: Tensor) -> tuple[Tensor, Tensor | None]:
         """Through W_1, and through the gate's projection where there is one."""
         weights = self.weights
         gate = None if weights.gate is None else vectors @ weights.gate.to(vectors.dtype)
         return vectors @ weights.first.to(vectors.dtype), gate
+
+    def _weight(self, parts: Parts, i: slice) -> Tensor | float:
+        weight = parts.weight
+        return weight[:, None, i, None].to(self.dtype) if isinstance(weight, Tensor) else weight
 
     def _blocks(
         self, own: tuple[Tensor, Tensor | None] | None
@@ -190,7 +199,7 @@ class FeedForward:
 
         ``own`` is added where a query meets itself. Blocks without any weight are left out.
         """
-        alpha = self.parts.captured.alpha
+        alpha = self.parts.alone.alpha
         batch, heads, queries, keys = alpha.shape
         inner = self.weights.first.shape[1] * (1 if self.weights.gate is None else 2)
         out, size = self.weights.second.shape[1], self.dtype.itemsize
@@ -203,10 +212,10 @@ class FeedForward:
         weights_gate = None if folded_gate is None else folded_gate.to(self.dtype)
         for start in range(0, keys, keys_step):
             j = slice(start, min(start + keys_step, keys))
-            value = self.parts.captured.value[:, :, j]
-            first = head_vectors(value, weights_first)
-            gate = None if weights_gate is None else head_vectors(value, weights_gate)
-            carried = head_vectors(value, weights_carried)
+            value = self.parts.alone.value[:, :, j]
+            first = _by_key(value, weights_first)
+            gate = None if weights_gate is None else _by_key(value, weights_gate)
+            carried = _by_key(value, weights_carried)
             for begin in range(0, queries, queries_step):
                 i = slice(begin, min(begin + queries_step, queries))
                 on = range(max(i.start, j.start), min(i.stop, j.stop))
@@ -214,24 +223,27 @@ class FeedForward:
                 if not len(on) and not bool(weights.any()):
                     continue  # a causal mask leaves nothing here
                 weights = weights.permute(0, 3, 2, 1).to(self.dtype)  # batch key query head
-                into = weights * self.parts.weight[:, None, i, None].to(self.dtype)
-                kept = (weights * self.carried.weight[:, None, i, None].to(self.dtype)) @ carried
+                into = weights * self._weight(self.parts, i)
+                kept = (weights * self._weight(self.carried, i)) @ carried
                 one, two = into @ first, None if gate is None else into @ gate
                 if own is not None and len(on):
                     k, q, t = [x - j.start for x in on], [x - i.start for x in on], list(on)
                     one[:, k, q] += own[0][:, t].to(self.dtype)
-                    kept[:, k, q] += self.carried.own[:, t].to(self.dtype)
+                    kept[:, k, q] += self.carried.residual_alone[:, t].to(self.dtype)
                     if two is not None and own[1] is not None:
                         two[:, k, q] += own[1][:, t].to(self.dtype)
                 yield j, i, one, two, kept
 
-    def _cells(self, scope: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def _cells(self, scope: int) -> Callable[[Cells], Tensor]:
         """The vectors of some cells, each made by itself, in float64."""
 
-        def cells(i: Tensor, j: Tensor) -> Tensor:
-            row = torch.arange(len(i), device=i.device).unsqueeze(1)
-            first, gate = self._first(self.parts.cells(i, j))
-            carried = self.carried.cells(i, j)
-            return self._stages(first, gate, carried, lambda state: state[row, i])[scope]
+        def made(cells: Cells) -> Tensor:
+            first, gate = self._first(self.parts.cells(cells))
+            carried = self.carried.cells(cells)
+            return self._stages(first, gate, carried, lambda s: s[cells.row, cells.i])[scope]
 
-        return cells
+        return made
+
+
+def _by_key(value: Tensor, weight: Tensor) -> Float[Tensor, "batch key head out"]:
+    return head_vectors(value, weight).permute(1, 2, 0, 3)

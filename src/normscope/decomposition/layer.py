@@ -8,8 +8,9 @@ feed-forward), ``ff``, ``res`` and ``ln`` (the norm after it), each where the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -18,10 +19,11 @@ from torch import Tensor
 from normscope.capture.layers import LayerCapture
 from normscope.capture.projection import affine
 from normscope.decomposition.attention import AttentionDecomposition
-from normscope.decomposition.block import Norm, Parts
+from normscope.decomposition.block import Norm, Parts, Scale
 from normscope.decomposition.feedforward import FeedForward, FFBias, Measured, Weights
-from normscope.kernels import weighted_norms
-from normscope.layouts import Attention, Experts, Layout, activation_of, part, read_norm
+from normscope.kernels import Linear, Scratch
+from normscope.layouts import Attention, Experts, Layout, activation_of, part
+from normscope.norms import norm_of
 from normscope.shapes import Float
 
 Kind = Literal["self", "cross"]
@@ -50,7 +52,13 @@ class LayerDecomposition:
     """One attention of one layer and what follows it up to the next."""
 
     def __init__(
-        self, layer: LayerCapture, kind: Kind, *, ff_bias: FFBias = "path", memory: int = 2**31
+        self,
+        layer: LayerCapture,
+        kind: Kind,
+        *,
+        ff_bias: FFBias = "path",
+        memory: int = 2**31,
+        scratch: Scratch | None = None,
     ) -> None:
         captured = layer.cross if kind == "cross" else layer.attention
         block = layer.layout.cross if kind == "cross" else layer.layout.attention
@@ -60,21 +68,35 @@ class LayerDecomposition:
         self.ff_bias, self.memory = ff_bias, memory
         self.scopes = scopes_of(layer.layout, kind)
         self.dtypes = {captured.output.dtype}  # in which the model computed what is compared
-        self.alone = AttentionDecomposition(captured)
+        self.alone = AttentionDecomposition(captured, scratch)
+        self._norms: dict[str, Norm] = {}
+        self._scales: dict[str, Scale] = {}
 
-    # ---- the chain of parts, each made from the one before
+    # ---- the chain: steps that are linear, and the parts that they make
+
+    def _steps(self, scope: str) -> tuple[Linear, ...]:
+        """What is done to the vectors αf up to the end of a scope that has no activation."""
+        block, before = self.block, self.layer.layout.ff.before
+        if scope == "attn_n":
+            return ()
+        steps: list[Norm | Scale | None] = [self._norm(block.branch), self._scale(block.scale)]
+        if scope in ("attn_res_ln_n", "atb", "atb_ln"):
+            steps.append(self._norm(block.after))
+        if scope == "atb_ln":
+            steps.append(self._norm(before))
+        return tuple(step.linear for step in steps if step is not None)
 
     @cached_property
     def attention(self) -> Parts:
         """s_ij."""
-        return Parts.of_attention(self.captured)
+        return Parts.of_attention(self.alone)
 
     @cached_property
     def with_residual(self) -> Parts:
         """z_ij: branch norm and multiplier, if any, and the residual."""
         made = self.attention
-        if self.block.branch is not None:
-            made = made.norm(self._norm(self.block.branch))
+        if (branch := self._norm(self.block.branch)) is not None:
+            made = made.norm(branch)
         if (scale := self._scale(self.block.scale)) is not None:
             made = made.scaled(scale)
         assert self.captured.residual is not None
@@ -83,14 +105,14 @@ class LayerDecomposition:
     @cached_property
     def whole_block(self) -> Parts:
         """The attention block: z_ij, or p_ij where a norm follows."""
-        after = self.block.after
-        return self.with_residual if after is None else self.with_residual.norm(self._norm(after))
+        after = self._norm(self.block.after)
+        return self.with_residual if after is None else self.with_residual.norm(after)
 
     @cached_property
     def into_ff(self) -> Parts:
         """What the feed-forward reads."""
-        before = self.layer.layout.ff.before
-        return self.whole_block if before is None else self.whole_block.norm(self._norm(before))
+        before = self._norm(self.layer.layout.ff.before)
+        return self.whole_block if before is None else self.whole_block.norm(before)
 
     # ---- measuring
 
@@ -103,39 +125,40 @@ class LayerDecomposition:
             "atb": lambda: self.whole_block,
             "atb_ln": lambda: self.into_ff,
         }
-        chosen = ["attn_n", *(name for name in wanted if name in chain)]
-        made = self._factored({name: chain[name]() for name in chosen})
-        rest = [name for name in wanted if name not in made and name not in WEIGHTS]
+        rest = [name for name in wanted if name not in chain and name not in WEIGHTS]
         if rest and self.layer.layout.parallel:
             # It reads the query's own state alone, so all that it adds is the query's own.
-            made |= self._factored({rest[0]: self.with_residual.residual(self._ff_output())})
-        elif rest:
+            chain[rest[0]] = lambda: self.with_residual.residual(self._ff_output())
+        chosen = ["attn_n", *(name for name in wanted if name in chain)]
+        made = self._factored(chosen, chain)
+        if rest and not self.layer.layout.parallel:
             after_ff = [s for s in self.scopes if "_ff" in s]
             made |= dict(zip(after_ff, self._feed_forward().measure(), strict=True))
         return {name: made[name] for name in wanted if name in made}
 
-    def _factored(self, chains: dict[str, Parts]) -> dict[str, Measured]:
+    def _factored(
+        self, chosen: Sequence[str], chain: Mapping[str, Callable[[], Parts]]
+    ) -> dict[str, Measured]:
         """Scopes without an activation: Gram matrices, and (query, hidden) vectors."""
-        captured = self.captured
-        # Scopes with the same L differ off the diagonal by a factor for each query only.
-        linear = {parts.linear: parts for parts in chains.values()}
-        outputs = [parts.output for parts in linear.values()]
-        lengths = weighted_norms(captured.alpha, captured.value, outputs)
-        by_linear = dict(zip(linear, lengths, strict=True))
-        if () in by_linear:
-            self.alone = AttentionDecomposition(captured, by_linear[()])
+        # Scopes with the same L differ off the diagonal by a factor for each query only; an L
+        # goes on where the one before it ended.
+        steps = {name: self._steps(name) for name in chosen}
+        linear = sorted(set(steps.values()), key=len)
+        further = [after[len(before) :] for before, after in pairwise(linear)]
+        summed = dict(zip(linear, self.alone.measure(further).summed, strict=True))
         made: dict[str, Measured] = {}
-        for name, parts in chains.items():
-            found = by_linear[parts.linear]
-            norms, own, others = found.summed * parts.weight.unsqueeze(-1), parts.own, parts.mixed
-            if not parts.separate:
-                assert found.diagonal is not None
-                diagonal = parts.weight.unsqueeze(-1) * found.diagonal
-                own, others = parts.own + diagonal, parts.mixed - diagonal
-                norms.diagonal(dim1=-2, dim2=-1).copy_(own.norm(dim=-1))
-            elif name != "attn_n":  # before the residual there is no column for it
-                norms = torch.cat([norms, own.norm(dim=-1, keepdim=True)], dim=-1)
-            made[name] = Measured(norms, own, others, parts.bias, parts.cells)
+        for name in chosen:
+            parts, norms = chain[name](), summed[steps[name]]
+            if isinstance(parts.weight, Tensor):
+                norms = norms * parts.weight.unsqueeze(-1)
+            if parts.own is not None and name != "attn_n":
+                own = parts.own.norm(dim=-1, keepdim=True)
+                if parts.separate:
+                    norms = torch.cat([norms, own], dim=-1)
+                else:
+                    norms = norms if isinstance(parts.weight, Tensor) else norms.clone()
+                    norms.diagonal(dim1=-2, dim2=-1).copy_(own.squeeze(-1))
+            made[name] = Measured(norms, parts.own, parts.others, parts.bias, parts.cells)
         return made
 
     def real(self, scope: str) -> Float[Tensor, "batch query hidden"]:
@@ -176,7 +199,7 @@ class LayerDecomposition:
         if self.block.branch is not None:
             made = self.layer.output_of(self.block.branch)
         scale = self._scale(self.block.scale)
-        return made if scale is None else made * scale
+        return made if scale is None else scale.linear(made)
 
     def _ff_output(self) -> Tensor:
         """What the feed-forward's branch adds to the residual."""
@@ -184,22 +207,30 @@ class LayerDecomposition:
         assert not isinstance(ff, Experts)
         made = self.layer.output_of(ff.branch or ff.second)
         scale = self._scale(ff.scale)
-        return made if scale is None else made * scale
+        return made if scale is None else scale.linear(made)
 
     # ---- reading the layer's modules
 
-    def _norm(self, path: str) -> Norm:
-        module, given = self.layer.module.get_submodule(path), self.layer.given(path)
-        name = f"{self.layer.name}.{path}"
-        parameters = read_norm(module, given, self.layer.output_of(path), name)
-        self.dtypes.add(parameters.dtype)
-        return Norm.at(parameters, given)
-
-    def _scale(self, path: str | None) -> Tensor | float | None:
+    def _norm(self, path: str | None) -> Norm | None:
+        """The norm at a path, as it acted; always the same object for the same path."""
         if path is None:
             return None
-        found = part(self.layer.module, path)
-        return found.detach().double() if isinstance(found, Tensor) else float(found)
+        if path not in self._norms:
+            module, given = self.layer.module.get_submodule(path), self.layer.given(path)
+            name = f"{self.layer.name}.{path}"
+            parameters = norm_of(module, given, self.layer.output_of(path), name)
+            self.dtypes.add(parameters.dtype)
+            self._norms[path] = Norm.at(parameters, given)
+        return self._norms[path]
+
+    def _scale(self, path: str | None) -> Scale | None:
+        if path is None:
+            return None
+        if path not in self._scales:
+            found = part(self.layer.module, path)
+            factor = found.detach().double() if isinstance(found, Tensor) else float(found)
+            self._scales[path] = Scale(factor)
+        return self._scales[path]
 
     def _linear(self, path: str) -> tuple[Tensor, Tensor | None]:
         module = self.layer.module.get_submodule(path)
@@ -227,9 +258,9 @@ class LayerDecomposition:
             weights,
             self.into_ff,
             self.whole_block,
-            branch=None if ff.branch is None else self._norm(ff.branch),
+            branch=self._norm(ff.branch),
             scale=self._scale(ff.scale),
-            after=None if ff.after is None else self._norm(ff.after),
+            after=self._norm(ff.after),
             ff_bias=self.ff_bias,
             memory=self.memory,
             dtype=torch.promote_types(self.captured.output.dtype, torch.float32),

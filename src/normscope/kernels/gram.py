@@ -12,23 +12,27 @@ sixteen digits in the square, which would leave nothing of float32's seven.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normscope.kernels.scratch import Scratch
 from normscope.shapes import Float
 
-BLOCK = 2**20  # float64 numbers in the largest temporary array, 8 MiB
+# Float64 numbers in the largest temporary array: on a CPU what its caches nearly hold.
+BLOCK = {"cpu": 2**20, "cuda": 2**26}
+# A linear map of the last axis, which may write over what it was given (out=).
+Linear = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Lengths:
-    """What :func:`weighted_norms` gives for one set of output weights."""
+    """What :func:`weighted_norms` gives."""
 
-    summed: Float[Tensor, "batch query key"]  # ‖Σ_h α f_h(x_j)‖
+    summed: list[Float[Tensor, "batch query key"]]  # ‖L Σ_h α f_h(x_j)‖, for each L
     single: Float[Tensor, "batch head key"]  # ‖f_h(x_j)‖
     diagonal: Float[Tensor, "batch query out"] | None  # Σ_h α f_h(x_i), where queries are keys
 
@@ -36,62 +40,68 @@ class Lengths:
 def head_vectors(
     value: Float[Tensor, "batch kv_head key head_size"],
     weight: Float[Tensor, "head head_size out"],
-) -> Float[Tensor, "batch key head out"]:
+    out: Float[Tensor, "head rows out"] | None = None,
+) -> Float[Tensor, "head batch key out"]:
     """f_h(x_j) = v_h(x_j) W_O^h for every head, in the dtype of ``weight``.
 
     Value heads are shared in groups: neighbouring heads read the same one.
     """
     batch, groups, keys, _ = value.shape
-    grouped = weight.unflatten(0, (groups, -1))
     rows = value.to(weight.dtype).transpose(0, 1).flatten(1, 2)  # group (batch key) head_size
-    made = rows.unsqueeze(1) @ grouped  # group head_in_group (batch key) out
-    return made.flatten(0, 1).unflatten(1, (batch, keys)).permute(1, 2, 0, 3)
+    rows = rows.repeat_interleave(len(weight) // groups, dim=0) if groups < len(weight) else rows
+    return torch.bmm(rows, weight, out=out).unflatten(1, (batch, keys))
 
 
 def weighted_norms(
     alpha: Float[Tensor, "batch head query key"],
     value: Float[Tensor, "batch kv_head key head_size"],
-    weights: Sequence[Float[Tensor, "head head_size out"]],
-) -> list[Lengths]:
-    """Lengths for each of several output weights, in float64, a block of keys at a time.
+    weight: Float[Tensor, "head head_size out"],
+    chain: Sequence[Sequence[Linear]] = (),
+    scratch: Scratch | None = None,
+) -> Lengths:
+    """Lengths of αf, then of L_1 αf, of L_2 L_1 αf, …, in float64, a block of keys at a time.
 
-    A linear map L after the projection is part of it: L f_h(x_j) = v_h(x_j) (L W_O^h).
+    ``weight`` is float64. Each element of ``chain`` says by which steps the next L goes on.
     """
     batch, heads, queries, keys = alpha.shape
-    square = queries == keys
-
-    def empty(weight: Tensor) -> Lengths:
-        new: Any = {"dtype": torch.float64, "device": alpha.device}
-        return Lengths(
-            torch.empty((batch, queries, keys), **new),
-            torch.empty((batch, heads, keys), **new),
-            torch.empty((batch, queries, weight.shape[-1]), **new) if square else None,
-        )
-
-    made = [empty(weight) for weight in weights]
-    own = alpha.diagonal(dim1=-2, dim2=-1).double() if square else None  # batch head query
-    widest = max(weight.shape[-1] for weight in weights)
-    for here in blocks(keys, batch * heads * max(widest, 2 * queries)):
-        scaled = alpha[..., here].permute(0, 3, 1, 2)  # batch key head query
+    scratch = Scratch() if scratch is None else scratch
+    new: Any = {"dtype": torch.float64, "device": alpha.device}
+    # By key first, as they are made; seen from outside by query.
+    summed = [torch.empty((batch, keys, queries), **new) for _ in (None, *chain)]
+    single = torch.empty((batch, heads, keys), **new)
+    own = diagonal = None
+    if queries == keys:
+        own = alpha.diagonal(dim1=-2, dim2=-1).double().unsqueeze(-1)  # batch head query 1
+        diagonal = torch.zeros((batch, queries, weight.shape[-1]), **new)
+    for here in blocks(keys, batch * heads * max(weight.shape[-1], 2 * queries), alpha.device):
+        size = here.stop - here.start
+        rows = batch * size
+        scaled = scratch.take("scaled", (batch, size, heads, queries), alpha)
         # Laid out anew: strided operands would make the product copy each small matrix.
-        scaled = scaled.to(torch.float64, memory_format=torch.contiguous_format).flatten(0, 1)
-        for weight, lengths in zip(weights, made, strict=True):
-            vectors = head_vectors(value[:, :, here], weight.double())
-            rows = vectors.flatten(0, 1)  # (batch key) head out
-            grams = torch.bmm(rows, rows.transpose(1, 2))
-            single = grams.diagonal(dim1=1, dim2=2).unflatten(0, (batch, -1))
-            lengths.single[:, :, here] = single.transpose(1, 2).sqrt()
-            squares = torch.bmm(grams, scaled).mul_(scaled).sum(dim=1).unflatten(0, (batch, -1))
-            lengths.summed[:, :, here] = squares.clamp_min_(0).sqrt_().transpose(1, 2)
-            if lengths.diagonal is not None and own is not None:
-                total = own[:, 0, here, None] * vectors[:, :, 0]
-                for head in range(1, heads):  # no array of all heads' products
-                    total.addcmul_(own[:, head, here, None], vectors[:, :, head])
-                lengths.diagonal[:, here] = total
-    return made
+        scaled = scaled.copy_(alpha[..., here].permute(0, 3, 1, 2)).flatten(0, 1)
+        product = scratch.take("product", scaled.shape, alpha)
+        vectors = scratch.take("vectors", (heads, rows, weight.shape[-1]), alpha)
+        head_vectors(value[:, :, here], weight, out=vectors)
+        stacked = vectors.transpose(0, 1)  # (batch key) head out
+        if own is not None and diagonal is not None:
+            for head in range(heads):  # no array of all heads' products
+                mine = vectors[head].view(batch, size, -1)
+                diagonal[:, here].addcmul_(own[:, head, here], mine)
+        for steps, norms in zip(((), *chain), summed, strict=True):
+            for step in steps:
+                step(vectors, out=vectors)
+            grams = torch.bmm(stacked, stacked.transpose(1, 2))
+            if norms is summed[0]:
+                lengths = grams.diagonal(dim1=1, dim2=2).unflatten(0, (batch, -1))
+                single[:, :, here] = lengths.transpose(1, 2).sqrt()
+            squares = torch.bmm(grams, scaled, out=product).mul_(scaled).sum(dim=1)
+            norms[:, here] = squares.clamp_min_(0).sqrt_().unflatten(0, (batch, -1))
+    return Lengths([norms.transpose(1, 2) for norms in summed], single, diagonal)
 
 
-def blocks(length: int, cost: int) -> Iterator[slice]:
-    """Cut an axis so that ``cost`` numbers for each position fit into one block."""
-    step = max(1, BLOCK // max(cost, 1))
+def blocks(length: int, cost: int, device: torch.device) -> Iterator[slice]:
+    """Cut an axis evenly, so that ``cost`` numbers for each position fit into one block."""
+    most = BLOCK.get(device.type, BLOCK["cuda"])
+    count = -(-length * cost // most)
+    step = max(1, -(-length // max(count, 1)))
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
