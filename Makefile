@@ -36,7 +36,8 @@ test-lowest: $(VENV_LOWEST)/.installed  ## every test, lowest versions claimed (
 	$(PYTEST:python=$(VENV_LOWEST)/bin/python)
 
 bench: $(VENV)/.installed  ## time and memory, beside the plain forward pass and the dense form
-	$(VENV)/bin/python benchmarks/bench.py
+	$(VENV)/bin/normscope bench --lengths 128,512
+	$(VENV)/bin/normscope bench --lengths 128,512 --model bert-base
 
 clean:  ## remove what these goals made
 	rm -rf $(VENV) $(VENV_LOWEST) .hypothesis .mypy_cache .pytest_cache .ruff_cache

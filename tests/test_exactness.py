@@ -20,8 +20,9 @@ from normscope.capture import Capture, Projection
 from normscope.decomposition import AttentionDecomposition
 from normscope.decomposition.attention import DRAWS, HEADS, MAPS, Positions
 from normscope.errors import ExactnessError, InputError
-from normscope.kernels import weighted_norms
+from normscope.kernels import gram_matrices, quadratic_norms
 from normscope.kernels.gram import BLOCK
+from normscope.maps import attention_maps, each_head
 from normscope.testing import check_architecture, random_inputs, randomize_
 
 # Layers of the tiny models: 3, or 2 + 3 for two towers, or encoder, decoder and cross.
@@ -48,6 +49,21 @@ def test_family_maps_equal_loops(name: str) -> None:
         _compare_with_loops(captured, row=1)
 
 
+def everything(captured: Capture) -> Positions:
+    batch, _, queries, keys = captured.shape
+    return Positions(*(torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys)))
+
+
+def maps_of(taken: AttentionDecomposition, heads: str) -> dict[str, Tensor]:
+    positions = everything(taken.captured)
+    made = attention_maps if heads == "sum" else each_head
+    return {
+        name: one.values
+        for name, one in made(taken, MAPS, positions).items()
+        if one.values is not None
+    }
+
+
 def _compare_with_loops(captured: Capture, row: int) -> None:
     alpha, value = captured.alpha[row].numpy(), captured.value[row].numpy()
     bias = captured.projection.bias
@@ -57,8 +73,8 @@ def _compare_with_loops(captured: Capture, row: int) -> None:
     taken = AttentionDecomposition(captured)
     expected = reference.norms(alpha, f)
     for heads in HEADS:
-        for name in MAPS:
-            found = taken.map(name, heads)[row].numpy()
+        for name, array in maps_of(taken, heads).items():
+            found = array[row].numpy()
             assert_allclose(found, expected[f"{name} {heads}"], rtol=1e-10, atol=1e-14)
     assert_allclose(taken.transformed_norm[row].numpy(), expected["transformed_norm"], rtol=1e-11)
 
@@ -185,8 +201,8 @@ def test_cancelling_heads_keep_six_digits(left: float, groups: int) -> None:
         if groups == heads:
             value[:, 1::2] = value[:, ::2]
         alpha[:, 1::2] = alpha[:, ::2]
-    found = weighted_norms(alpha, value, weight.double())
-    summed, single = found.summed[0], found.single
+    grams = gram_matrices(value, weight.double())
+    summed, single = quadratic_norms(alpha, grams.matrices)[0], grams.single
     wide = value.double().repeat_interleave(heads // groups, dim=1)
     f = torch.einsum("bhke,heo->bhko", wide, weight.double())
     dense = torch.einsum("bhqk,bhko->bqko", alpha.double(), f).norm(dim=-1)
@@ -200,11 +216,16 @@ def test_blocks_of_keys_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     value = torch.randn(2, 2, 11, 4, generator=draw)
     weight = torch.randn(4, 4, 16, generator=draw)
     alpha = torch.rand(2, 4, 3, 11, generator=draw)
-    whole = weighted_norms(alpha, value, weight.double())
+    own = torch.rand(2, 4, 11, generator=draw)
+    whole = gram_matrices(value, weight.double(), own=own)
+    norms = quadratic_norms(alpha, whole.matrices)[0]
     monkeypatch.setitem(BLOCK, "cpu", 300)  # two keys at a time
-    cut = weighted_norms(alpha, value, weight.double())
-    assert_allclose(cut.summed[0].numpy(), whole.summed[0].numpy(), rtol=1e-13)
+    cut = gram_matrices(value, weight.double(), own=own)
+    assert cut.diagonal is not None
+    assert whole.diagonal is not None
+    assert_allclose(quadratic_norms(alpha, cut.matrices)[0], norms, rtol=1e-13)
     assert_allclose(cut.single.numpy(), whole.single.numpy(), rtol=1e-13)
+    assert_allclose(cut.diagonal.numpy(), whole.diagonal.numpy(), rtol=1e-13)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [
@@ -230,8 +251,10 @@ def test_gap_sees_a_dropped_bias() -> None:
     model: Any = tiny_model("bert")
     with torch.no_grad(), normscope.capture(model) as captures:
         model(**tiny_inputs("bert"))
-    assert AttentionDecomposition(captures[0]).gap.max() < 1e-14
-    assert AttentionDecomposition(_without_bias(captures[0])).gap.min() > 1e-3
+    for captured, bound in ((captures[0], 1e-14), (_without_bias(captures[0]), None)):
+        taken = AttentionDecomposition(captured)
+        gap = attention_maps(taken, MAPS, everything(captured))["attn_n"].gap
+        assert gap.min() > 1e-3 if bound is None else gap.max() < bound
 
 
 def test_spot_check_sees_one_wrong_factor() -> None:
@@ -242,15 +265,12 @@ def test_spot_check_sees_one_wrong_factor() -> None:
     real = torch.ones(3, 9, dtype=torch.bool)
     drawn = [taken.at(*Positions(real, real).cells(layer)) for layer in range(DRAWS)]
     for heads in HEADS:
-        made = {name: taken.map(name, heads) for name in MAPS}
-        off = {name: array * 1.001 for name, array in made.items()}
-        right = [taken.spot_check(made, heads, cells) for cells in drawn]
-        wrong = [taken.spot_check(off, heads, cells) for cells in drawn]
-        for name in MAPS:
-            assert max(spots[name].max() for spots in right) < 1e-14
+        for name, array in maps_of(taken, heads).items():
+            right = [taken.spot_check(name, cells.of(array), cells) for cells in drawn]
+            wrong = [taken.spot_check(name, cells.of(array * 1.001), cells) for cells in drawn]
+            assert max(spots.max() for spots in right) < 1e-14
             # Causal: cells before the diagonal hold nothing, and any factor is right there.
-            seen = torch.stack([spots[name] > 1e-7 for spots in wrong])
-            assert seen.double().mean() > 0.5
+            assert (torch.stack(wrong) > 1e-7).double().mean() > 0.5
 
 
 def test_spot_check_draws_real_positions_only() -> None:
@@ -259,11 +279,11 @@ def test_spot_check_draws_real_positions_only() -> None:
         model(**tiny_inputs("bert"))
     taken = AttentionDecomposition(captures[0])
     real = tiny_inputs("bert")["attention_mask"].bool()
-    made = {"attn_n": taken.map("attn_n", "sum")}
-    made["attn_n"] = made["attn_n"].masked_fill(~(real[:, :, None] & real[:, None, :]), torch.nan)
+    array = maps_of(taken, "sum")["attn_n"]
+    array = array.masked_fill(~(real[:, :, None] & real[:, None, :]), torch.nan)
     for layer in range(DRAWS):
         cells = taken.at(*Positions(real, real).cells(layer))
-        assert taken.spot_check(made, "sum", cells)["attn_n"].max() < 1e-14
+        assert taken.spot_check("attn_n", cells.of(array), cells).max() < 1e-14
 
 
 def test_check_architecture_refuses_too_tight_a_bound() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import normscope
 from normscope.architectures import FAMILIES, tiny_inputs, tiny_model
+from normscope.capture import Capture
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.activations import KNOWN, recognise, secant
 from normscope.decomposition.attention import Positions
@@ -58,6 +59,11 @@ def test_scopes_of_every_family(name: str) -> None:
         assert list(names) == wanted
 
 
+def everything(captured: Capture) -> Positions:
+    batch, _, queries, keys = captured.shape
+    return Positions(*(torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys)))
+
+
 @pytest.mark.parametrize("ff_bias", FF_BIASES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
@@ -69,10 +75,9 @@ def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
             if captured is None:
                 continue
             taken = LayerDecomposition(layer, captured.kind, ff_bias=ff_bias, memory=100_000)
-            batch, _, queries, keys = captured.alpha.shape
-            real = torch.ones(batch, queries, dtype=torch.bool)
-            there = torch.ones(batch, keys, dtype=torch.bool)
-            for scope, made in layer_maps(taken, taken.scopes, Positions(real, there)).items():
+            batch, _, queries, keys = captured.shape
+            for scope, made in layer_maps(taken, taken.scopes, everything(captured)).items():
+                assert made.values is not None
                 seen.add(f"{captured.kind} {scope}")
                 assert made.gap.max() < 1e-9, scope
                 assert made.spot.max() < 1e-9, scope
@@ -160,7 +165,7 @@ def test_llama_residual_against_loops() -> None:
         model(**inputs)
     for layer in layers:
         taken = LayerDecomposition(layer, "self")
-        made = taken.measure(["attn_res_n", "atb_ln"])
+        made: Any = layer_maps(taken, ["attn_res_n", "atb_ln"], everything(layer.last))
         captured = layer.last
         norm: Any = layer.module.get_submodule("post_attention_layernorm")
         for row in range(3):
@@ -170,12 +175,12 @@ def test_llama_residual_against_loops() -> None:
             s = reference.attention_vectors(captured.alpha[row].numpy(), f)
             assert captured.residual is not None
             z = reference.add_residual(s, captured.residual[row].numpy())
-            assert_allclose(made["attn_res_n"].norms[row], reference.lengths(z), rtol=1e-10)
+            assert_allclose(made["attn_res_n"].values[row], reference.lengths(z), rtol=1e-10)
             assert captured.projection.bias is not None
             whole = z.sum(axis=1) + captured.projection.bias.numpy()
             gamma, eps = norm.weight.numpy(), norm.variance_epsilon
             p = reference.layer_norm(z, whole, gamma, eps, centred=False)
-            assert_allclose(made["atb_ln"].norms[row], reference.lengths(p), rtol=1e-10)
+            assert_allclose(made["atb_ln"].values[row], reference.lengths(p), rtol=1e-10)
 
 
 # ------------------------------------------------------------- the feed-forward, by integration
@@ -208,7 +213,7 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
     layer = layers[1]
     taken = LayerDecomposition(layer, "self", ff_bias=ff_bias)
     scope = next(s for s in taken.scopes if s.endswith("_ff"))
-    made = taken.measure([scope, f"{scope}_res"])
+    made: Any = layer_maps(taken, [scope, f"{scope}_res"], everything(layer.last))
     ff = taken._feed_forward()
     weights, into, carried = ff.weights, taken.into_ff, taken.whole_block
 
@@ -231,12 +236,12 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
         shares = _shares(core, weights, parts, bias, ff_bias)
         if ff.branch is not None:
             shares = ff.branch.linear(shares) / ff.branch.sigma[0, i]
-        shares = shares if ff.scale is None else ff.scale.linear(shares)
-        norms = made[scope].norms[0, i]
+        shares = shares if ff.scale is None else ff.scale(shares)
+        norms = made[scope].values[0, i]
         assert_allclose(norms, shares.norm(dim=-1), rtol=1e-8, atol=1e-10)
         summed = shares + carried.cells(taken.alone.at(query, keys))[0]
         assert_allclose(
-            made[f"{scope}_res"].norms[0, i], summed.norm(dim=-1), rtol=1e-8, atol=1e-10
+            made[f"{scope}_res"].values[0, i], summed.norm(dim=-1), rtol=1e-8, atol=1e-10
         )
 
 

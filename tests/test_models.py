@@ -403,7 +403,7 @@ def test_a_tokenizer_that_has_moved_into_transformers_is_loaded(folder: Path) ->
 def test_a_config_cannot_bring_a_compiled_kernel(folder: Path, key: str) -> None:
     edit(folder / "config.json", **{key: "somebody/kernel"})
     model: Any = load(folder)[0]
-    assert model.config._attn_implementation == "eager"
+    assert model.config._attn_implementation == "sdpa"
 
 
 # ---- weights that are not there

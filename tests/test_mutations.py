@@ -29,14 +29,14 @@ MUTATIONS = {
     ),
     "query and key swapped": (
         "capture/recorder.py",
-        "alpha=pending.alpha.detach(),",
-        "alpha=pending.alpha.detach().mT,",
+        "weights=weights.detach() if isinstance(weights, Tensor) else weights,",
+        "weights=weights.detach().mT if isinstance(weights, Tensor) else weights,",
         "test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
     "query and key swapped in the map alone": (
         "kernels/gram.py",
-        "return Lengths([norms.transpose(1, 2) for norms in summed], single, diagonal)",
-        "return Lengths(summed, single, diagonal)",
+        "return [norms.transpose(1, 2) for norms in made]",
+        "return made",
         "test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
     "grouped heads not repeated in the kernel": (
@@ -89,8 +89,8 @@ MUTATIONS = {
         "            __import__('dataclasses').replace(\n"
         "                self.whole_block,\n"
         "                linear=(*self.whole_block.linear, torch.zeros_like),\n"
-        "                own=self.whole_block.own + self.whole_block.mixed,\n"
-        "                mixed=torch.zeros_like(self.whole_block.mixed),\n"
+        "                own=self.whole_block.own + self.whole_block.others,\n"
+        "                others=torch.zeros_like(self.whole_block.others),\n"
         "            ),\n",
         "test_layers.py::test_feed_forward_against_numerical_integration[bert-path]",
     ),
@@ -126,9 +126,9 @@ MUTATIONS = {
         "test_layers.py::test_every_scope_is_complete[gemma-path]",
     ),
     "the residual added to every column": (
-        "decomposition/layer.py",
-        "norms.diagonal(dim1=-2, dim2=-1).copy_(own.squeeze(-1))",
-        "norms += own",
+        "decomposition/block.py",
+        "made.diagonal(offset=here.start, dim1=-2, dim2=-1).copy_(own)",
+        "made += own.unsqueeze(-1)",
         "test_layers.py::test_bert_block_against_loops",
     ),
 }

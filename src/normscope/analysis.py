@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from normscope.arrays import take
-from normscope.capture import capture
-from normscope.capture.layers import LayerCapture, capture_layers, layers_of
-from normscope.collector import Collector, Options, named
+from normscope.collector import Options, named
 from normscope.contributions import Contributions
 from normscope.decomposition.attention import HEADS, MAPS
 from normscope.decomposition.feedforward import FF_BIASES
+from normscope.decomposition.rows import check_reductions
 from normscope.errors import InputError
+from normscope.kernels.backend import check_kernels, fused
 from normscope.limits import check_fits, max_length_of
 from normscope.maps import NAMES, check_maps_of
 from normscope.models import load
+from normscope.reductions import Reductions
+from normscope.runner import Runner, accepted_by
 from normscope.signature import Signature
 from normscope.tokens import Encoded, Tokens, encode, pad
 
 BATCH_TOKENS = 2048  # padded tokens that go through the model at once
+ATTENTION: tuple[Literal["auto", "eager", "fused"], ...] = ("auto", "eager", "fused")
 
 
 def analyze(
@@ -40,6 +40,10 @@ def analyze(
     *,
     ff_bias: str = "path",
     memory: str | int = "2GB",
+    attention: str = "auto",
+    kernels: str = "auto",
+    reduce: Sequence[str] = (),
+    categories: Mapping[str, Sequence[str]] | None = None,
     truncate: bool = False,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
@@ -54,8 +58,24 @@ def analyze(
         >>> result = analyze(model, tokenizer, "The cat sat.")                  # doctest: +SKIP
         >>> result["attn_n"].shape                     # (layer, query, key)    # doctest: +SKIP
         (6, 6, 6)
+
+    ``attention="eager"`` is the model's own eager attention; "fused" leaves the model to its sdpa
+    attention and makes the weights from queries and keys a block at a time; "auto" takes that for
+    long inputs. ``kernels`` are "torch" operations or "triton"; "auto" takes Triton's on a GPU.
+    ``reduce=("mixing_ratio", "row_sum", "argmax", "top16", "category")``, or some of these, gives
+    :class:`Reductions` instead of maps: no array of (query, key) size is kept.
+    ``categories={"name": [tokens]}`` says which keys to add up for "category".
     """
-    chosen, options = check_maps(maps, heads, ff_bias, memory)
+    chosen, options = check_maps(
+        maps,
+        heads,
+        ff_bias,
+        memory,
+        attention=attention,
+        kernels=kernels,
+        reduce=reduce,
+        categories=categories,
+    )
     if text is None:
         raise InputError('no text was given; use analyze(model, tokenizer, "some text")')
     if model is None or isinstance(model, str) or hasattr(model, "__fspath__"):
@@ -79,17 +99,15 @@ def analyze(
         _encode_row(model, tokenizer, *row, truncate)
         for row in zip(texts, pairs, targets, strict=True)
     ]
-    results: list[Contributions | None] = [None] * len(rows)
-    signature = _signature(model, tokenizer, chosen, options)
+    results: list[Contributions | Reductions | None] = [None] * len(rows)
+    runner = Runner(model, chosen, options, _signature(model, tokenizer, chosen, options))
     for batch in _batches(rows):
         inputs = _inputs(model, tokenizer, [rows[i] for i in batch])
         known = [
             {"": source.tokens, "decoder": None if target is None else target.tokens}
             for source, target in (rows[i] for i in batch)
         ]
-        for i, result in zip(
-            batch, _run(model, inputs, known, chosen, options, signature), strict=True
-        ):
+        for i, result in zip(batch, runner.run(inputs, known), strict=True):
             results[i] = result
     return results[0] if single else results
 
@@ -103,14 +121,27 @@ def analyze_inputs(
     *,
     ff_bias: str = "path",
     memory: str | int = "2GB",
-) -> list[Contributions]:
+    attention: str = "auto",
+    kernels: str = "auto",
+    reduce: Sequence[str] = (),
+    categories: Mapping[str, Sequence[str]] | None = None,
+) -> list[Any]:
     """The same for tensors that are ready for the model: ids, pixels, audio, embeddings.
 
     Gives one result for each row, positions that the attention mask calls padding removed.
     ``tokens`` names the positions of each row (with or without its padding); without it they
     are numbered.
     """
-    chosen, options = check_maps(maps, heads, ff_bias, memory)
+    chosen, options = check_maps(
+        maps,
+        heads,
+        ff_bias,
+        memory,
+        attention=attention,
+        kernels=kernels,
+        reduce=reduce,
+        categories=categories,
+    )
     model = _runnable(model)
     _check_scopes(model, chosen)
     if not isinstance(inputs, Mapping) or not any(isinstance(v, Tensor) for v in inputs.values()):
@@ -120,11 +151,20 @@ def analyze_inputs(
         )
     inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
     known = None if tokens is None else [{"": named(row)} for row in tokens]
-    return _run(model, inputs, known, chosen, options, _signature(model, None, chosen, options))
+    runner = Runner(model, chosen, options, _signature(model, None, chosen, options))
+    return list(runner.run(inputs, known))
 
 
 def check_maps(
-    maps: Sequence[str], heads: str, ff_bias: str = "path", memory: str | int = "2GB"
+    maps: Sequence[str],
+    heads: str,
+    ff_bias: str = "path",
+    memory: str | int = "2GB",
+    *,
+    attention: str = "auto",
+    kernels: str = "auto",
+    reduce: Sequence[str] = (),
+    categories: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[tuple[str, ...], Options]:
     """The maps and options asked for, each map once, or an error that lists the valid ones."""
     chosen = (maps,) if isinstance(maps, str) else tuple(dict.fromkeys(maps))
@@ -141,7 +181,28 @@ def check_maps(
         )
     if ff_bias not in FF_BIASES:
         raise InputError(f'ff_bias is "path" or "fixed", but was given {ff_bias!r}')
-    return chosen, Options(heads, ff_bias, _bytes(memory))
+    if attention not in ATTENTION:
+        raise InputError(f"attention is one of {', '.join(ATTENTION)}, but was given {attention!r}")
+    reductions = check_reductions(reduce) if reduce else ()
+    beyond = [name for name in chosen if "_ff" in name]
+    if reductions and (heads == "each" or beyond):
+        what = f"maps behind a feed-forward ({', '.join(beyond)})" if beyond else "single heads"
+        raise InputError(f"reduce serves maps of summed heads up to the norms, not {what}")
+    if ("category" in reductions) != bool(categories):
+        raise InputError(
+            'categories={"name": ["token", …]} and reduce=("category",) go together: give both'
+        )
+    if any(isinstance(tokens, str) for tokens in (categories or {}).values()):
+        raise InputError("each category is a list of tokens, not a string")
+    return chosen, Options(
+        heads,
+        ff_bias,
+        _bytes(memory),
+        attention,
+        check_kernels(kernels),
+        reductions,
+        dict(categories or {}),
+    )
 
 
 def _check_scopes(model: nn.Module, maps: tuple[str, ...]) -> None:
@@ -270,7 +331,7 @@ def _inputs(
     configured = getattr(model.config.get_text_config(), "pad_token_id", None)
     padding = next((p for p in (tokenizer.pad_token_id, configured) if p is not None), 0)
     inputs = pad([source for source, _ in rows], padding)
-    accepted = _accepted(type(model).forward)
+    accepted = accepted_by(model)
     inputs = {name: tensor for name, tensor in inputs.items() if name in accepted}
     targets = [target for _, target in rows if target is not None]
     if targets:
@@ -280,78 +341,16 @@ def _inputs(
     return {name: tensor.to(model.device) for name, tensor in inputs.items()}
 
 
-# ---------------------------------------------------------------------- one batch through it
-
-
-def _run(
-    model: nn.Module,
-    inputs: Mapping[str, Any],
-    known: Sequence[Mapping[str, Tokens | None]] | None,
-    maps: tuple[str, ...],
-    options: Options,
-    signature: Signature,
-) -> list[Contributions]:
-    collector = Collector(model, inputs, maps, options)
-    record = (
-        capture_layers(model, _with_progress(model, collector))
-        if collector.whole_layers
-        else capture(model, collector.attention)
-    )
-    # A cache costs memory and is not read here; FSMT even drops its causal mask for it.
-    extra = {"use_cache": False} if "use_cache" not in inputs and _takes_cache(model) else {}
-    with evaluating(model), torch.no_grad(), record:
-        model(**inputs, **extra)
-    return collector.results(known, signature)
-
-
-def _with_progress(model: nn.Module, collector: Collector) -> Callable[[LayerCapture], None]:
-    """A bar over the layers where a feed-forward makes them slow, on a terminal only."""
-    from tqdm import tqdm
-
-    slow = any("_ff" in name for name in collector.maps)
-    bar = tqdm(
-        total=len(layers_of(model)), desc="layers", leave=False, disable=None if slow else True
-    )
-
-    def take(layer: LayerCapture) -> None:
-        collector.layer(layer)
-        bar.update()
-        if bar.n >= (bar.total or 0):
-            bar.close()
-
-    return take
-
-
-def _takes_cache(model: nn.Module) -> bool:
-    return "use_cache" in _accepted(type(model).forward)
-
-
-@functools.cache
-def _accepted(forward: Callable[..., Any]) -> frozenset[str]:
-    """The names of a model's inputs."""
-    return frozenset(inspect.signature(forward).parameters)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, every module's own mode again outside."""
-    training = [module for module in model.modules() if module.training]
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
 def _signature(
     model: nn.Module, tokenizer: Any, maps: tuple[str, ...], options: Options
 ) -> Signature:
+    parameter = next(model.parameters())
     settings = {
         "maps": ",".join(maps),
         "heads": options.heads,
         **({"ff_bias": options.ff_bias} if any("_ff" in name for name in maps) else {}),
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        **({"reduce": ",".join(options.reduce)} if options.reduce else {}),
+        **({"kernels": "triton"} if fused(options.kernels, parameter.device) is not None else {}),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
     }
     return Signature(model, tokenizer, settings)

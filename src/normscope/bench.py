@@ -9,29 +9,30 @@ The same weights and the same random ids go through
     2024      normscope: the feed-forward scopes
     matmul    one large square product, in the dtype of the feed-forward's products
     dense …   every vector αf(x) built, from the recorded α, values and W_O, in the dtype named
-
-The works take turns, so that a slow moment of the machine falls on all of them.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
+import re
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
+from collections.abc import Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import transformers
+from rich import box
+from rich.table import Column, Table
 from torch import Tensor
+from tqdm import tqdm
 
 import normscope
 from normscope.capture import Capture, capture
@@ -43,38 +44,25 @@ from normscope.maps import NAMES, available
 from normscope.models import identity, load
 from normscope.testing import random_inputs
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 GROUPS = {
     "2020": ("attn_w", "attn_n"),
     "2021": ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n"),
     "2024": tuple(name for name in NAMES if "_ff" in name),
 }
-DEVICES = ("cpu", "cuda")
-DTYPES = ("float64", "float32", "bfloat16", "float16")
-# Shapes of well-known models, with random weights: class, configuration.
-SHAPES: dict[str, tuple[str, str, dict[str, int]]] = {
-    "bert-base": ("BertModel", "BertConfig", {}),
-    "llama-8b-layer": (
-        *("LlamaModel", "LlamaConfig"),
-        {
-            **{"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8},
-            **{"intermediate_size": 14336, "vocab_size": 1000, "num_hidden_layers": 1},
-            "max_position_embeddings": 2**18,
-        },
-    ),
-}
+DTYPES = ["float64", "float32", "bfloat16", "float16"]
+# Shapes with random weights. LlamaConfig's defaults are those of 8B too: hidden 4096, 32 heads.
+LLAMA = {"num_key_value_heads": 8, "intermediate_size": 14336, "num_hidden_layers": 1}
+LLAMA |= {"vocab_size": 1000, "max_position_embeddings": 2**18}
+SHAPES = {"bert-base": ("Bert", dict[str, int]()), "llama-8b-layer": ("Llama", LLAMA)}
 FF_LENGTH = 128  # the feed-forward scopes cost T²·d_ff·d: beyond, only if they are asked for
-ONE_LAYER = 256e6  # bytes of a dense tensor from which one layer stands for all
-DENSE_MOST = 4e9  # bytes of the largest dense tensor on a CPU; on a GPU a share of what is free
-DENSE_SHARE = 0.6
+ONE_LAYER = 256e6  # bytes of a dense tensor beyond which one layer stands for all
+DENSE_MOST, DENSE_SHARE = 4e9, 0.6  # the largest: bytes on a CPU, share of the free memory on a GPU
 SQUARE = {"cpu": 2048, "cuda": 8192}  # side of the matrices whose product gives the speed
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, checked; the lengths are compared with the model when it is there."""
+    """What to measure, checked; the lengths are compared with the model once it is there."""
 
     model: str | None = None  # a folder, a hub name or one of SHAPES; None: the default model
     device: str = "cpu"
@@ -87,90 +75,28 @@ class Settings:
     tf32: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("group of maps", self.groups or (), GROUPS)
-        _one_of("device", [self.device], DEVICES)
-        _one_of("dtype", [self.dtype], DTYPES)
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise InputError("torch sees no cuda device on this machine; valid: cpu")
-        if min(self.batch, self.repeats) < 1:
-            raise InputError("batch and repeats are whole numbers from 1 on")
+        for what, given, valid in (
+            ("group of maps", self.groups or (), list(GROUPS)),
+            ("dtype", [self.dtype], DTYPES),
+            ("device", [self.device], ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]),
+        ):
+            if unknown := [repr(name) for name in given if name not in valid]:
+                raise InputError(f"unknown {what}: {unknown[0]}; valid here: {', '.join(valid)}")
 
 
-def _one_of(what: str, given: Sequence[str], valid: Sequence[str] | dict[str, Any]) -> None:
-    for name in given:
-        if name not in valid:
-            raise InputError(f"unknown {what}: {name!r}; valid: {', '.join(valid)}")
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """The lengths in "128,512", each once."""
-    try:
-        return tuple(dict.fromkeys(int(one) for one in text.split(",")))
-    except ValueError:
-        raise InputError(
-            f"lengths are numbers of tokens such as 128,512, but {text!r} was given"
-        ) from None
-
-
-# ------------------------------------------------------------------------- what is measured
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """The model, and the sizes that costs depend on."""
-
-    model: Any
-    layers: int  # attention calls in a forward pass
-    heads: int
-    hidden: int
-    has: frozenset[str]  # the maps of it that there are
-    ff_operations: float  # of the feed-forward scopes, for each pair of tokens
-
-    @classmethod
-    def of(cls, settings: Settings) -> Subject:
-        """Load the model, or make it, and look at one short pass."""
-        name, dtype = settings.model, getattr(torch, settings.dtype)
-        if name in SHAPES:
-            model = _random_model(name).to(settings.device, dtype).eval()
-        else:
-            model, _ = load(name, dtype=dtype, device=settings.device, tokenizer=False)
-        model.config.use_cache = False  # a plain pass should not pay for a cache that nobody reads
-        with torch.no_grad(), capture(model) as calls:
-            model(**inputs_of(model, 1, 4))
-        heads, hidden = calls[0].alpha.shape[1], calls[0].output.shape[-1]
-        has = {name for names in available(model).values() for name in names} | {*GROUPS["2020"]}
-        operations = _ff_operations(model, heads, hidden)
-        return cls(model, len(calls), heads, hidden, frozenset(has), operations)
-
-
-def _random_model(name: str) -> Any:
-    import transformers
-
-    kind, config, sizes = SHAPES[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return getattr(transformers, kind)(getattr(transformers, config)(**sizes))
-
-
-def _ff_operations(model: Any, heads: int, hidden: int) -> float:
-    """Floating-point operations of the feed-forward scopes for one (query, key) pair.
-
-    In each layer, two (multiply and add) for each of
-
-        d_ff · d      the vector through W_2
-        H · d_ff      the heads' first projections, weighted and summed; twice where it is gated
-        H · d         the same for what the residual carries
-
-    A causal mask would allow half, and only whole blocks without any weight are left out: for
-    decoders the fraction is that of the full square. Parallel layers have no such work.
-    """
-    total = 0
-    for layer, layout in layers_of(model).values():
-        if isinstance(ff := layout.ff, FeedForward) and not layout.parallel:
-            inner = layer.get_submodule(ff.second).weight.numel() // hidden
-            first = 2 if ff.gate or ff.fused else 1
-            total += 2 * (inner * hidden + first * heads * inner + heads * hidden)
-    return total
+def model_of(settings: Settings) -> Any:
+    """The model, loaded or made, ready for plain passes."""
+    dtype = getattr(torch, settings.dtype)
+    if settings.model in SHAPES:
+        kind, sizes = SHAPES[settings.model]
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = getattr(transformers, f"{kind}Model")(config).to(settings.device, dtype).eval()
+    else:
+        model, _ = load(settings.model, dtype=dtype, device=settings.device, tokenizer=False)
+    model.config.use_cache = False  # nobody reads it, and a plain pass would pay for it
+    return model
 
 
 def inputs_of(model: Any, batch: int, tokens: int) -> dict[str, Tensor]:
@@ -181,40 +107,36 @@ def inputs_of(model: Any, batch: int, tokens: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """One thing to measure, or why it is not measured."""
+    """One thing to measure, or the reason why it is left out."""
 
     name: str
-    call: Callable[[], Any] | None
+    call: Any  # a function, or None
     note: str = ""
-    attention: str = "sdpa"
+    attention: str = "eager"  # which every model has
     times: int = 1  # one layer stands for so many
-    operations: float = 0
+    operations: int = 0
 
 
-def plan(settings: Settings, subject: Subject, tokens: int) -> Iterator[Work]:
+def plan(settings: Settings, model: Any, tokens: int) -> Iterator[Work]:
     """Everything that is measured at one length."""
-    model, batch = subject.model, settings.batch
-    inputs = inputs_of(model, batch, tokens)
-    yield Work("forward", lambda: model(**inputs))
-    yield Work("eager", lambda: model(**inputs, output_attentions=True), attention="eager")
+    inputs = inputs_of(model, settings.batch, tokens)
+    plain = "sdpa" if model._supports_sdpa else "eager"
+    yield Work("forward", lambda: model(**inputs), f"{plain} attention", plain)
+    yield Work("eager", lambda: model(**inputs, output_attentions=True))
+    has = {name for names in available(model).values() for name in names} | {*GROUPS["2020"]}
     for group in GROUPS if settings.groups is None else settings.groups:
-        yield _normscope(settings, subject, inputs, tokens, group)
+        maps = [name for name in GROUPS[group] if name in has]
+        if group != "2020" and set(maps) <= {*GROUPS["2020"]}:
+            yield Work(group, None, "the model has none of these maps")
+        elif group == "2024" and settings.groups is None and tokens > FF_LENGTH:
+            yield Work(group, None, f"over {FF_LENGTH} tokens only with --maps 2024")
+        else:
+            cost = _ff_operations(model, settings.batch, tokens) if group == "2024" else 0
+            if cost:
+                yield _matmul(settings)
+            yield Work(group, partial(ours, model, inputs, maps), "", plain, operations=cost)
     if settings.dense:
-        yield from _dense(settings, subject, inputs, tokens)
-
-
-def _normscope(
-    settings: Settings, subject: Subject, inputs: dict[str, Tensor], tokens: int, group: str
-) -> Work:
-    maps = [name for name in GROUPS[group] if name in subject.has]
-    if not maps or (group == "2021" and "attn_res_n" not in maps):
-        return Work(group, None, "the model has none of these maps")
-    if group != "2024":
-        return Work(group, lambda: ours(subject.model, inputs, maps))
-    if settings.groups is None and tokens > FF_LENGTH:
-        return Work(group, None, f"over {FF_LENGTH} tokens only with --maps 2024")
-    operations = subject.ff_operations * settings.batch * tokens**2
-    return Work(group, lambda: ours(subject.model, inputs, maps), operations=operations)
+        yield from _dense(settings, model, inputs, tokens)
 
 
 def ours(model: Any, inputs: dict[str, Tensor], maps: Sequence[str]) -> Any:
@@ -222,232 +144,187 @@ def ours(model: Any, inputs: dict[str, Tensor], maps: Sequence[str]) -> Any:
     return normscope.analyze_inputs(model, inputs, maps=maps)
 
 
+def _ff_operations(model: Any, batch: int, tokens: int) -> int:
+    """Floating-point operations of the feed-forward scopes.
+
+    For each layer and pair of tokens, a multiplication and an addition for each of
+        d_ff · d      the vector through W_2
+        H · d_ff      the heads' first projections, weighted and summed; twice where it is gated
+        H · d         the same for what the residual carries
+    A causal mask would allow half of it, and only whole blocks without any weight are passed over:
+    of decoders, too, the full square is counted. A parallel layer has no such work.
+    """
+    shape, total = _shape(model), 0
+    for layer, layout in layers_of(model).values():
+        if isinstance(ff := layout.ff, FeedForward) and not layout.parallel:
+            second: Any = layer.get_submodule(ff.second)
+            inner = second.weight.numel() // shape["hidden"]
+            first = (2 if ff.gate or ff.fused else 1) * inner
+            total += inner * shape["hidden"] + shape["heads"] * (first + shape["hidden"])
+    return 2 * total * batch * tokens**2
+
+
+def _shape(model: Any) -> dict[str, int]:
+    """Attention calls of a pass, and heads and hidden size, as a short pass shows them."""
+    with torch.no_grad(), capture(model) as calls:
+        model(**inputs_of(model, 1, 4))
+    one = calls[0]
+    return {"layers": len(calls), "heads": one.alpha.shape[1], "hidden": one.output.shape[-1]}
+
+
 def _matmul(settings: Settings) -> Work:
     side, dtype = SQUARE[settings.device], getattr(torch, settings.dtype)
     dtype = torch.promote_types(dtype, torch.float32)  # as the feed-forward's products are
     square = torch.randn(side, side, dtype=dtype, device=settings.device)
-    note = f"{side} × {side}, {str(dtype).removeprefix('torch.')}"
-    return Work("matmul", lambda: square @ square, note, operations=2 * side**3)
+    return Work("matmul", lambda: square @ square, f"{side}³, {dtype}", operations=2 * side**3)
 
 
-def _dense(
-    settings: Settings, subject: Subject, inputs: dict[str, Tensor], tokens: int
-) -> Iterator[Work]:
-    most = DENSE_MOST
+def _dense(settings: Settings, model: Any, inputs: Any, tokens: int) -> Iterator[Work]:
+    shape, most = _shape(model), DENSE_MOST
     if settings.device == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for later counts as free
         most = DENSE_SHARE * torch.cuda.mem_get_info()[0]
-    cells = settings.batch * subject.heads * tokens**2 * subject.hidden
+    cells = settings.batch * shape["heads"] * tokens**2 * shape["hidden"]
     kept: list[Capture] = []
-    # The narrower one decides how much is recorded.
-    wanted = subject.layers if 4 * cells <= ONE_LAYER else 1
-
-    def keep(captured: Capture) -> None:
-        if len(kept) < wanted:
-            kept.append(captured)
-
-    if 4 * cells <= most:
-        with capture(subject.model, keep):
-            subject.model(**inputs)
+    wanted = shape["layers"] if 8 * cells <= ONE_LAYER else 1
+    if 4 * cells <= most:  # or none will be built
+        with capture(model, lambda one: kept.append(one) if len(kept) < wanted else None):
+            model(**inputs)
+    times = shape["layers"] // wanted
     for dtype in (torch.float64, torch.float32):
-        name, size = f"dense {str(dtype).removeprefix('torch.')}", dtype.itemsize * cells
+        name, size = str(dtype).replace("torch.", "dense "), dtype.itemsize * cells
         if size > most:
             yield Work(name, None, f"a tensor of {size / 1e9:.1f} GB for each layer")
-            continue
-        some = kept if size <= ONE_LAYER else kept[:1]
-        note = "" if len(some) == subject.layers else f"one layer, times {subject.layers}"
-        yield Work(name, _builder(some, dtype), note, times=subject.layers // len(some))
+        else:
+            note = "" if times == 1 else f"one layer, times {times}"
+            call = partial(lambda dtype: [dense(one, dtype) for one in kept], dtype)
+            yield Work(name, call, note, times=times)
 
 
-def _builder(calls: Sequence[Capture], dtype: torch.dtype) -> Callable[[], None]:
-    def build() -> None:
-        for captured in calls:
-            dense_norms(captured, dtype)  # dropped before the next
-
-    return build
-
-
-def dense_norms(captured: Capture, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """‖f‖, ‖αf‖ and ‖Σ_h αf‖ by building every αf(x): (batch, head, query, key, hidden)."""
-    heads, groups = captured.alpha.shape[1], captured.value.shape[1]
-    value = captured.value.to(dtype).repeat_interleave(heads // groups, dim=1)
-    f = torch.einsum("bhke,heo->bhko", value, captured.projection.weight.to(dtype))
-    weighted = captured.alpha.to(dtype).unsqueeze(-1) * f.unsqueeze(2)
-    return f.norm(dim=-1), weighted.norm(dim=-1), weighted.sum(dim=1).norm(dim=-1)
-
-
-# ---------------------------------------------------------------------------------- measuring
+def dense(one: Capture, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """‖f‖ and ‖Σ_h αf‖ by building every αf(x), a (batch, head, query, key, hidden) tensor."""
+    repeats = one.alpha.shape[1] // one.value.shape[1]  # value heads are shared in groups
+    value = one.value.to(dtype).repeat_interleave(repeats, dim=1)
+    f = torch.einsum("bhke,heo->bhko", value, one.projection.weight.to(dtype))
+    weighted = one.alpha.to(dtype).unsqueeze(-1) * f.unsqueeze(2)
+    return f.norm(dim=-1), weighted.sum(dim=1).norm(dim=-1)
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Measure, and give everything as plain data: machine, model, rows."""
-    subject = Subject.of(settings)
-    model = subject.model
-    ends = [max_length_of(model.config, as_target=as_target) for as_target in (False, True)]
-    limit = min((end for end in ends if end is not None), default=None)
-    for tokens in settings.lengths:
-        if tokens < 2 or (limit is not None and tokens > limit):
-            valid = "from 2 on" if limit is None else f"from 2 to {limit}"
-            raise InputError(f"unknown length: {tokens}; valid for this model: {valid}")
+    model = model_of(settings)
+    limit = min(max_length_of(model.config, as_target=side) or 2**20 for side in (False, True))
+    if wrong := [tokens for tokens in settings.lengths if not 2 <= tokens <= limit]:
+        raise InputError(f"unknown length: {wrong[0]}; valid for this model: 2 to {limit}")
     rows: list[dict[str, Any]] = []
-    with torch.no_grad(), _tf32(settings.tf32):
-        for tokens in settings.lengths:
-            works = list(plan(settings, subject, tokens))
-            if any(work.name == "2024" and work.operations for work in works):
-                works.append(_matmul(settings))
-            rows += _measure(settings, model, works, tokens)
-            del works  # with what it has recorded
-    if settings.device == "cpu":
-        for row in rows:
-            if row["tokens"] == max(settings.lengths) and row["work"] in ("eager", "2020"):
-                row["peak_mb"] = _peak_of_child(settings, row["work"], row["tokens"])
+    products = torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, settings.tf32
+    try:
+        with torch.no_grad():
+            for tokens in settings.lengths:
+                rows += _measure(settings, model, list(plan(settings, model, tokens)), tokens)
+    finally:
+        products.allow_tf32 = before
+    for row in rows if settings.device == "cpu" else ():
+        if row["tokens"] == max(settings.lengths) and row["work"] in ("eager", "2020"):
+            row["peak_mb"] = _peak_of_child(settings, row["work"], row["tokens"])
     name = settings.model if settings.model in SHAPES else identity(model)["name"]
-    sizes = {"layers": subject.layers, "heads": subject.heads, "hidden": subject.hidden}
-    told = {"name": name, **sizes, "dtype": settings.dtype, "tf32": settings.tf32}
+    told = {"name": name, **_shape(model), "dtype": settings.dtype + " (tf32)" * settings.tf32}
     return {"machine": machine(settings.device), "model": told, "rows": rows}
 
 
-def _measure(
-    settings: Settings, model: Any, works: Sequence[Work], tokens: int
-) -> list[dict[str, Any]]:
-    from tqdm import tqdm
-
-    times: dict[str, list[float]] = {work.name: [] for work in works}
-    rows = {
-        work.name: {
-            **{"work": work.name, "batch": settings.batch, "tokens": tokens},
-            **{"ms": None, "ratio": None, "peak_mb": None, "note": work.note},
-        }
-        for work in works
-    }
-    ready = [work for work in works if work.call is not None]
-    total = len(ready) * (settings.repeats + 1)
-    with tqdm(total=total, desc=f"{tokens} tokens", disable=None, leave=False) as bar:
-        for turn in range(settings.repeats + 1):
-            for work in list(ready):
-                try:
-                    ms, peak = _once(work, model, settings.device)
-                except (torch.OutOfMemoryError, ExactnessError) as error:
-                    ready.remove(work)
-                    rows[work.name]["note"] = _first_line(error)
-                    continue
-                if turn:  # the first is the warm-up
-                    times[work.name].append(ms)
-                    rows[work.name]["peak_mb"] = peak
-                bar.update()
-    for work in ready:
-        row = rows[work.name]
-        row["ms"] = statistics.median(times[work.name])
-        row["all_ms"] = times[work.name]
-        row["ratio"] = row["ms"] / rows["forward"]["ms"] if rows["forward"]["ms"] else None
+def _measure(settings: Settings, model: Any, works: list[Work], tokens: int) -> list[Any]:
+    rows: dict[str, Any] = {}
+    for work in works:
+        rows[work.name] = {"work": work.name, "batch": settings.batch, "tokens": tokens}
+        rows[work.name] |= {"ms": None, "ratio": None, "peak_mb": None, "note": work.note}
+    made: dict[Work, list[tuple[float, float | None]]] = {w: [] for w in works if w.call}
+    for _ in tqdm(range(settings.repeats + 1), f"{tokens} tokens", disable=None, leave=False):
+        for work in list(made):  # in turns: a slow moment of the machine falls on all
+            try:
+                made[work].append(_once(work, model, settings.device))
+            except (torch.OutOfMemoryError, ExactnessError) as error:
+                rows[work.name]["note"] = f"{type(error).__name__}: {str(error).split('. ')[0]}"
+                del made[work]
+    for work, figures in made.items():
+        times, peaks = zip(*figures[1:], strict=True)  # the first is the warm-up
+        row, ms = rows[work.name], statistics.median(times)
+        row |= {"ms": ms, "all_ms": times, "peak_mb": peaks[-1]}
+        row["ratio"] = ms / rows["forward"]["ms"] if rows["forward"]["ms"] else None
         if work.operations:
-            row["gflops"] = work.operations / row["ms"] / 1e6
-    speed, ff = rows.get("matmul", {}).get("gflops"), rows.get("2024", {})
-    if speed and "gflops" in ff:
-        ff["of_matmul"] = ff["gflops"] / speed
-        ff["note"] = f"{ff['of_matmul']:.0%} of the speed of matmul"
+            row["gflops"] = work.operations / ms / 1e6
+        if work.name == "2024" and "gflops" in rows.get("matmul", {}):
+            row["of_matmul"] = row["gflops"] / rows["matmul"]["gflops"]
+            row["note"] = f"{row['of_matmul']:.0%} of the speed of matmul"
     return list(rows.values())
 
 
 def _once(work: Work, model: Any, device: str) -> tuple[float, float | None]:
     """Milliseconds, and on a GPU the megabytes above what was held before."""
-    assert work.call is not None
     model.set_attn_implementation(work.attention)
-    before = 0
-    if device == "cuda":
+    if cuda := device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_allocated() if cuda else 0
     start = time.perf_counter()
     work.call()
-    if device == "cuda":
+    if cuda:
         torch.cuda.synchronize()
     ms = 1e3 * (time.perf_counter() - start) * work.times
-    return ms, (torch.cuda.max_memory_allocated() - before) / 1e6 if device == "cuda" else None
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0]}"
-
-
-@contextmanager
-def _tf32(wanted: bool) -> Iterator[None]:
-    """The GPU's short float32 products, or not, inside; as it was outside."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = wanted
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    return ms, (torch.cuda.max_memory_allocated() - before) / 1e6 if cuda else None
 
 
 def _peak_of_child(settings: Settings, work: str, tokens: int) -> float | None:
-    """What one pass takes in a fresh process, whose memory no earlier work has touched."""
-    told = json.dumps({"settings": asdict(settings), "work": work, "tokens": tokens})
-    command = [sys.executable, "-m", "normscope.bench", told]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return float(done.stdout.split()[-1]) if done.returncode == 0 else None
+    """What one pass takes in a fresh process; None where the system does not tell."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as fresh:
+        try:
+            return fresh.submit(_peak, settings, work, tokens).result()
+        except (OSError, BrokenExecutor):
+            return None
 
 
-def _measure_peak(told: dict[str, Any]) -> float:
-    """The peak of resident memory in one pass, in MB above what the process held before it."""
-    settings = Settings(**{**told["settings"], "dense": False})
-    subject = Subject.of(settings)
+def _peak(settings: Settings, work: str, tokens: int) -> float:
+    """The most that this process holds in one pass, in MB above what it held before."""
+    settings, status = replace(settings, dense=False, groups=["2020"]), Path("/proc/self/status")
+    transformers.utils.logging.disable_progress_bar()
+    model, before = model_of(settings), 0.0
+
+    def megabytes(field: str) -> float:
+        return int(re.findall(rf"{field}:\s*(\d+) kB", status.read_text())[0]) * 1024 / 1e6
+
     with torch.no_grad():
-        for tokens in (8, told["tokens"]):  # a short one first, which imports and allocates
-            work = next(w for w in plan(settings, subject, tokens) if w.name == told["work"])
+        for length in (4, tokens):  # a short one first, for what is allocated once
+            one = next(one for one in plan(settings, model, length) if one.name == work)
             gc.collect()
-            before = _memory_mb("VmRSS")
-            Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-            _once(work, subject.model, "cpu")
-    return _memory_mb("VmHWM") - before
-
-
-def _memory_mb(field: str) -> float:
-    """A field of Linux's account of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(x.split()[1]) * 1024 / 1e6 for x in lines if x.startswith(field))
-
-
-# ------------------------------------------------------------------------------------ telling
+            before = megabytes("VmRSS")
+            status.with_name("clear_refs").write_text("5")  # forget the peak so far
+            _once(one, model, "cpu")
+    return megabytes("VmHWM") - before
 
 
 def machine(device: str) -> dict[str, Any]:
     """What the figures depend on besides the model."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    found = re.search(r"model name\s*: (.*)", info.read_text() if info.exists() else "")
     return {
         **({"gpu": torch.cuda.get_device_name()} if device == "cuda" else {}),
-        "cpu": names[0] if names else platform.processor() or platform.machine(),
+        "cpu": found[1] if found else platform.processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        **{name: version(name) for name in ("torch", "transformers")},
+        **{one.__name__: str(one.__version__) for one in (torch, transformers, normscope)},
         "python": platform.python_version(),
-        "normscope": normscope.__version__,
     }
 
 
 def tables(told: dict[str, Any]) -> Iterator[Table]:
     """One for each length."""
-    from rich import box
-    from rich.table import Table
-
     model = told["model"]
-    dtype = model["dtype"] + (" (tf32)" if model["tf32"] else "")
     for tokens in dict.fromkeys(row["tokens"] for row in told["rows"]):
-        rows = [row for row in told["rows"] if row["tokens"] == tokens]
-        made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title_justify="left")
-        made.title = f"{model['name']}, {rows[0]['batch']} × {tokens} tokens, {dtype}"
-        made.add_column("work", no_wrap=True)
-        for title in ("ms", "× forward", "peak MB"):
-            made.add_column(title, justify="right", no_wrap=True)
-        made.add_column("")
-        for row in rows:
-            figures = zip(("ms", "ratio", "peak_mb"), (".1f", ".2f", ".0f"), strict=True)
-            shown = ["–" if row[k] is None else format(row[k], form) for k, form in figures]
+        right = [Column(name, justify="right") for name in ("ms", "× forward", "peak MB")]
+        made = Table(Column("work", no_wrap=True), *right, "", box=box.SIMPLE, title_justify="left")
+        for row in (row for row in told["rows"] if row["tokens"] == tokens):
+            figures = [row[name] for name in ("ms", "ratio", "peak_mb")]
+            shown = ["–" if one is None else f"{one:,.2f}" for one in figures]
             made.add_row(row["work"], *shown, row["note"])
+            made.title = f"{model['name']}, {row['batch']} × {tokens} tokens, {model['dtype']}"
         yield made
-
-
-if __name__ == "__main__":
-    print(_measure_peak(json.loads(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""The command line: `normscope analyze`, `demo`, `families`, `version`."""
+"""The command line: `normscope analyze`, `demo`, `families`, `bench`, `version`."""
 
 from __future__ import annotations
 
@@ -189,6 +189,29 @@ def analyze(
         str | None,
         typer.Option(metavar="REV", help="Commit, tag or branch of a model on the hub."),
     ] = None,
+    attention: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|eager|fused",
+            help="eager: the model's own eager attention. fused: its sdpa attention, weights made "
+            "a block at a time. auto: fused for long texts.",
+        ),
+    ] = "auto",
+    reduce: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="Keep no map, only: mixing_ratio, row_sum, argmax, top16 (or any number), "
+            "category. Written as JSON.",
+        ),
+    ] = None,
+    category: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TOKEN",
+            help="A token whose contributions are added up under NAME. May be given several times.",
+        ),
+    ] = None,
     truncate: Annotated[
         bool,
         typer.Option("--truncate", help="Cut a text that is too long for the model."),
@@ -219,6 +242,7 @@ def analyze(
       normscope analyze --text "The cat sat." --heads each --layer 2 --layer 4
       normscope analyze --text "The cat sat." --output cat.csv
       normscope analyze --text "The cat sat." --output - | jq .tokens
+      normscope analyze --text "The cat sat." --reduce mixing_ratio,top3
       normscope analyze --model Helsinki-NLP/opus-mt-de-en \\
                         --text "Guten Tag." --target "Good day."
 
@@ -234,11 +258,20 @@ def analyze(
       0 done, 1 unexpected error, 2 mistake in what was given, 130 interrupted
     """  # noqa: D301
     names = [name.strip() for name in maps.split(",")]
-    check_maps(names, heads, ff_bias, memory)  # this and the next checks before the model is loaded
+    reductions = [name.strip() for name in reduce.split(",")] if reduce is not None else []
+    categories = _categories(category or [])
+    check_maps(  # this and the next checks before the model is loaded
+        names, heads, ff_bias, memory,
+        attention=attention, reduce=reductions, categories=categories,
+    )  # fmt: skip
+    if reductions and layer:
+        raise InputError("--layer chooses among maps, and --reduce keeps none: leave one out")
+    if reductions and output is not None and output != export.STDOUT:
+        export.check_file(output, (".json",), also=", or be - for standard output")
     layers = list(dict.fromkeys(layer or ()))
     if any(at < 0 for at in layers):
         raise InputError(f"layers are counted from 0; there is no layer {min(layers)}")
-    if output is not None:
+    if output is not None and not reductions:
         export.check_output(output)
     with _quiet():
         result = run_analysis(
@@ -250,11 +283,17 @@ def analyze(
             heads=heads,
             ff_bias=ff_bias,
             memory=memory,
+            attention=attention,
+            reduce=reductions,
+            categories=categories,
             truncate=truncate,
             device=device,
             dtype=dtype,
             revision=revision,
         )
+    if reductions:
+        data = (json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n").encode()
+        return _write_json(data, output)
     if layers:
         before, result = list(result.parts), export.keep_layers(result, layers)
         for name in [name for name in before if name not in result.parts]:
@@ -267,6 +306,26 @@ def analyze(
     export.write(result, output)
     if output != export.STDOUT:
         print(f"wrote {output}\n{result.signature}", file=sys.stderr)
+
+
+def _categories(given: Iterable[str]) -> dict[str, list[str]]:
+    """Tokens by category from NAME=TOKEN."""
+    found: dict[str, list[str]] = {}
+    for one in given:
+        name, equals, token = one.partition("=")
+        if not name or not equals or not token:
+            raise InputError(f"--category is NAME=TOKEN, as in stop=[SEP], but was given {one!r}")
+        found.setdefault(name, []).append(token)
+    return found
+
+
+def _write_json(data: bytes, output: str | None) -> None:
+    if output is None or output == export.STDOUT:
+        sys.stdout.buffer.write(data)
+        return
+    with export.whole_file(output) as file:
+        file.write(data)
+    print(f"wrote {output}", file=sys.stderr)
 
 
 @contextmanager
@@ -359,6 +418,91 @@ def families(
         print(f"normscope: error: not proved: {row['family']}: {row['failure']}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(metavar="cpu|cuda", help="Where to measure.")] = "cpu",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A folder, a hub name, or a shape with random weights: bert-base, "
+            "llama-8b-layer. Without it, the default model.",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="float64, float32, bfloat16, float16.")
+    ] = "float32",
+    lengths: Annotated[str, typer.Option(metavar="N[,N]", help="Tokens of each text.")] = "128,512",
+    batch: Annotated[int, typer.Option(min=1, metavar="N", help="Texts at once.")] = 1,
+    maps: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP[,GROUP]",
+            help="2020: attn_w, attn_n. 2021: on through the residual and its norm. 2024: through "
+            "the feed-forward. Without it, all three, 2024 up to 128 tokens only.",
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Times are the median of so many.")
+    ] = 5,
+    no_dense: Annotated[
+        bool, typer.Option("--no-dense", help="Leave out the form that builds every vector.")
+    ] = False,
+    tf32: Annotated[
+        bool, typer.Option("--tf32", help="Let a GPU shorten the factors of float32 products.")
+    ] = False,
+    output: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write everything to FILE.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Measure time and memory beside the model's own forward pass.
+
+    In one run, on the same weights and random ids: the plain forward pass, the eager one with
+    its attention weights, normscope by group of maps, and the dense form, which builds every
+    vector α·f(x). Times are medians of repeats that take turns; peak memory is what comes on top
+    of the loaded model, on a CPU for two of them at the largest length.
+
+    \b
+    Examples:
+      normscope bench
+      normscope bench --model bert-base --lengths 128,512 --json bert.json
+      normscope bench --device cuda --model llama-8b-layer --dtype bfloat16 \\
+                      --lengths 512,1024,2048 --maps 2020,2021
+    """  # noqa: D301
+    from rich.console import Console
+
+    from normscope import bench as benchmark
+
+    if output is not None:
+        export.check_file(output, (".json",))
+    groups = None if maps is None else [name.strip() for name in maps.split(",")]
+    tokens = _numbers(lengths)
+    with _quiet():
+        told = benchmark.run(
+            benchmark.Settings(
+                model, device, dtype, tokens, batch, groups, repeats, not no_dense, tf32
+            )
+        )
+    console = Console(highlight=False, markup=False, emoji=False)
+    for table in benchmark.tables(told):
+        console.print(table)
+    print("  ".join(f"{name}: {value}" for name, value in told["machine"].items()))
+    if output is not None:
+        with export.whole_file(output) as file:
+            file.write((json.dumps(told, indent=1) + "\n").encode())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """The lengths in "128,512", each once."""
+    try:
+        return tuple(dict.fromkeys(int(one) for one in text.split(",")))
+    except ValueError:
+        raise InputError(
+            f"unknown length in {text!r}; valid: whole numbers with commas between, as in 128,512"
+        ) from None
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,9 +17,11 @@ from normscope.contributions import RESIDUAL, Contributions
 from normscope.decomposition.attention import MAPS, AttentionDecomposition, Heads, Positions
 from normscope.decomposition.feedforward import FFBias
 from normscope.decomposition.layer import LayerDecomposition
+from normscope.decomposition.rows import Reduce, largest
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
-from normscope.kernels import Scratch
-from normscope.maps import Map, attention_maps, available, bound_of, layer_maps
+from normscope.kernels import Kernels, Scratch
+from normscope.maps import Map, attention_maps, available, bound_of, each_head, layer_maps
+from normscope.reductions import Reductions
 from normscope.shapes import Bool
 from normscope.signature import Signature
 from normscope.tokens import Tokens
@@ -32,6 +34,10 @@ class Options:
     heads: Heads = "sum"
     ff_bias: FFBias = "path"
     memory: int = 2**31  # bytes for the largest arrays of a feed-forward scope
+    attention: Literal["auto", "eager", "fused"] = "auto"
+    kernels: Kernels = "auto"
+    reduce: tuple[str, ...] = ()  # what to keep of the maps instead of them
+    categories: Mapping[str, Sequence[str]] = field(default_factory=dict)  # name -> tokens
 
 
 class Collector:
@@ -41,9 +47,16 @@ class Collector:
     """
 
     def __init__(
-        self, model: nn.Module, inputs: Mapping[str, Any], maps: tuple[str, ...], options: Options
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        maps: tuple[str, ...],
+        options: Options,
+        known: Sequence[Mapping[str, Tokens | None]] | None = None,
     ) -> None:
         self.model, self.inputs, self.maps, self.options = model, inputs, maps, options
+        self.known = known  # each row's tokens, by role
+        self.padded = self._check_masks()
         self.parts: dict[tuple[str, str], _Part] = {}  # by stack and kind
         self.paths: set[str] = set()
         self.whole_layers = any(name not in MAPS for name in maps)
@@ -53,9 +66,12 @@ class Collector:
     def attention(self, captured: Capture) -> None:
         """Take in one attention call."""
         part = self._part_of(captured)
-        taken = AttentionDecomposition(captured, self.scratch)
-        cells = taken.at(*part.on(captured.alpha.device).cells(captured.layer))
-        made = attention_maps(taken, self.maps, self.options.heads, cells)
+        taken = AttentionDecomposition(captured, self.scratch, self.options.kernels)
+        positions = part.on(captured.device)
+        if self.options.heads == "each":
+            made = each_head(taken, self.maps, positions)
+        else:
+            made = attention_maps(taken, self.maps, positions, part.reduce_on(captured.device))
         self._store(part, taken, made, {captured.output.dtype})
 
     def layer(self, layer: LayerCapture) -> None:
@@ -63,7 +79,9 @@ class Collector:
         for captured in (layer.attention, layer.cross):
             if captured is None:
                 continue
-            wanted = [n for n in self.maps if n in self.has[captured.stack, captured.kind]]
+            # ALBERT's layers stand in a list inside the one that counts as its stack.
+            has = self.has[layer.name.rpartition(".")[0], captured.kind]
+            wanted = [name for name in self.maps if name in has]
             if not wanted:
                 continue
             part = self._part_of(captured)
@@ -73,8 +91,10 @@ class Collector:
                 ff_bias=self.options.ff_bias,
                 memory=self.options.memory,
                 scratch=self.scratch,
+                kernels=self.options.kernels,
             )
-            made = layer_maps(taken, wanted, part.on(captured.alpha.device))
+            device = captured.device
+            made = layer_maps(taken, wanted, part.on(device), part.reduce_on(device))
             self._store(part, taken.alone, made, taken.dtypes)
 
     def _store(
@@ -93,19 +113,23 @@ class Collector:
             return gaps.to(home).masked_fill(~real.queries, 0).amax(dim=1)
 
         def keep(kind: str, name: str, tensor: Tensor) -> None:
-            part.arrays.setdefault((kind, name), []).append(tensor.to(home, stored))
+            dtype = stored if tensor.is_floating_point() else tensor.dtype
+            part.arrays.setdefault((kind, name), []).append(tensor.to(home, dtype))
 
         part.names.append(captured.name)
         part.dtypes.append(dtypes)
-        part.finite.append(worst(alone.gap))
         part.blocked.append(_blocked(captured, real))
         part.leaked.append(_leaked(captured, real) if part.padded else None)
-        keep("transformed_norm", "", alone.transformed_norm)
+        if not part.reduce:
+            keep("transformed_norm", "", alone.transformed_norm)
         for name, one in made.items():
             part.errors.setdefault(name, []).append(
                 torch.maximum(worst(one.gap), one.spot.to(home))
             )
-            keep("map", name, one.values)
+            if one.values is not None:
+                keep("map", name, one.values)
+            for kind, reduced in one.reduced.items():
+                keep(kind, name, reduced)
             if one.mixing_ratio is not None:
                 keep("mixing_ratio", name, one.mixing_ratio)
             if one.bias_share is not None:
@@ -121,15 +145,32 @@ class Collector:
         found = self.parts.get((captured.stack, captured.kind))
         if found is None:
             queries, keys = self.real(captured)
-            found = _Part(Positions(queries, keys), padded=not bool(keys.all()))
+            reduce = self._reduce(captured, keys) if self.options.reduce else None
+            found = _Part(Positions(queries, keys), self.padded, reduce)
             self.parts[captured.stack, captured.kind] = found
         return found
+
+    def _reduce(self, captured: Capture, keys: Tensor) -> Reduce:
+        """What to keep of the maps of one part."""
+        names = self.options.reduce
+        of = None
+        if "category" in names:
+            of = torch.zeros((*keys.shape, len(self.options.categories) + 1), device=keys.device)
+            for b, real in enumerate(keys.cpu().numpy()):
+                role = self._role(captured.stack) if captured.kind == "self" else ""
+                tokens = self._tokens(self._known(b), role, captured.stack, real, b)
+                named = category_of(tokens, self.options.categories)
+                of[b, torch.as_tensor(np.flatnonzero(real)), torch.as_tensor(named)] = 1
+        return Reduce(top=largest(names), row_sum="row_sum" in names, category=of)
+
+    def _known(self, b: int) -> Mapping[str, Tokens | None] | None:
+        return None if self.known is None else self.known[b]
 
     # ---- which positions are real
 
     def real(self, captured: Capture) -> tuple[Bool[Tensor, "b q"], Bool[Tensor, "b k"]]:
         """Which queries and which keys are real, not padding."""
-        batch, _, queries, keys = captured.alpha.shape
+        batch, _, queries, keys = captured.shape
         decoder = self._role(captured.stack) == "decoder"
         own = "decoder_attention_mask" if decoder else "attention_mask"
         other = "attention_mask" if captured.kind == "cross" else own
@@ -139,7 +180,7 @@ class Collector:
         )
 
     def _mask(self, captured: Capture, name: str, batch: int, length: int) -> Tensor:
-        full = torch.ones(batch, length, dtype=torch.bool, device=captured.alpha.device)
+        full = torch.ones(batch, length, dtype=torch.bool, device=captured.device)
         mask = self.inputs.get(name)
         if not isinstance(mask, Tensor) or mask.dim() != 2 or _is_vision(captured.stack):
             return full
@@ -148,11 +189,21 @@ class Collector:
             if shrink is None or captured.kind == "cross":
                 return full
             mask = shrink(length, mask)
-        real = mask.to(full.device).bool()
-        if not bool(real.any(dim=1).all()):
-            row = int((~real.any(dim=1)).nonzero()[0])
-            raise InputError(f"row {row} of {name} is all zero: it has no real position at all")
-        return real
+        return mask.to(full.device).bool()
+
+    def _check_masks(self) -> bool:
+        """Whether any position is padding; a row that is nothing else is refused."""
+        padded = False
+        for name in ("attention_mask", "decoder_attention_mask"):
+            mask = self.inputs.get(name)
+            if not isinstance(mask, Tensor) or mask.dim() != 2:
+                continue
+            real = mask.cpu().bool()
+            if not bool(real.any(dim=1).all()):
+                row = int((~real.any(dim=1)).nonzero()[0])
+                raise InputError(f"row {row} of {name} is all zero: it has no real position at all")
+            padded = padded or not bool(real.all())
+        return padded
 
     def _role(self, stack: str) -> str:
         """Say "decoder" for the decoder of an encoder–decoder model, otherwise nothing."""
@@ -164,7 +215,7 @@ class Collector:
     def _judge(self, part: _Part) -> dict[str, np.ndarray]:
         """The error of each map and row, (layer, row); the first layer that is wrong raises."""
         errors = {name: torch.stack(found).cpu().numpy() for name, found in part.errors.items()}
-        finite = torch.isfinite(torch.stack(part.finite)).all(dim=1).tolist()
+        finite = np.isfinite(np.stack(list(errors.values()))).all(axis=(0, 2))
         for layer, name in enumerate(part.names):
             self._refuse_wrong(name, part.blocked[layer], part.leaked[layer])
             if not finite[layer]:
@@ -205,9 +256,7 @@ class Collector:
 
     # ---- the results
 
-    def results(
-        self, known: Sequence[Mapping[str, Tokens | None]] | None, signature: Signature
-    ) -> list[Contributions]:
+    def results(self, signature: Signature) -> list[Contributions] | list[Reductions]:
         """One result for each row of the batch."""
         if not self.parts:
             raise UnsupportedModelError(
@@ -218,18 +267,26 @@ class Collector:
         names = _part_names(list(self.parts))
         judged = {place: self._judge(part) for place, part in self.parts.items()}
         arrays = {place: part.fetch() for place, part in self.parts.items()}
-        count = len(next(iter(self.parts.values())).positions.queries)
+        rows = range(len(next(iter(self.parts.values())).positions.queries))
+
+        def error(place: tuple[str, str], b: int) -> dict[str, float]:
+            return {name: float(found[:, b].max()) for name, found in judged[place].items()}
+
+        if self.options.reduce:
+            reductions = []
+            for b in rows:
+                reduced = {
+                    names[place]: self._reduced(place, b, arrays[place], error(place, b), signature)
+                    for place in self.parts
+                }
+                one = list(reduced.values())
+                whole = Reductions(parts=reduced, source=signature)
+                reductions.append(one[0] if len(one) == 1 else whole)
+            return reductions
         results = []
-        for b in range(count):
+        for b in rows:
             made = {
-                names[place]: self._row(
-                    place,
-                    b,
-                    arrays[place],
-                    {name: float(errors[:, b].max()) for name, errors in judged[place].items()},
-                    None if known is None else known[b],
-                    signature,
-                )
+                names[place]: self._row(place, b, arrays[place], error(place, b), signature)
                 for place in self.parts
             }
             single = list(made.values())
@@ -238,21 +295,55 @@ class Collector:
             )
         return results
 
+    def _reduced(
+        self,
+        place: tuple[str, str],
+        b: int,
+        arrays: Mapping[tuple[str, str], np.ndarray],
+        error: dict[str, float],
+        signature: Signature,
+    ) -> Reductions:
+        """Row ``b`` of one part, its padding removed; keys are counted among the real ones."""
+        names, part = self.options.reduce, self.parts[place]
+        mine, theirs, here, there = self._both(place, b)
+        categories = (*self.options.categories, OTHER) if "category" in names else ()
+        found = Reductions(mine, theirs, categories, error, source=signature)
+        order = np.concatenate([np.cumsum(there) - 1, [int(there.sum())]])  # the residual last
+        for (kind, name), array in arrays.items():
+            rows = array[:, b][:, here]
+            if kind == "top_key":
+                padding = np.append(~there, False)[rows]
+                rows = np.where(padding, -1, order[rows])
+            elif kind == "top_value":
+                rows = np.maximum(rows, 0)  # padding was put last
+            if kind != "mixing_ratio" or "mixing_ratio" in names:
+                getattr(found, kind)[name] = rows
+        if "argmax" in names:
+            found.argmax.update({n: keys[..., 0] for n, keys in found.top_key.items()})
+        if not any(name.startswith("top") for name in names):
+            found.top_key, found.top_value = {}, {}
+        assert part.reduce is not None
+        return found
+
+    def _both(
+        self, place: tuple[str, str], b: int
+    ) -> tuple[Tokens, Tokens, np.ndarray, np.ndarray]:
+        """Tokens of the queries and of the keys of a row, and which positions are real."""
+        (stack, kind), (here, there) = place, self.parts[place].real(b)
+        mine = self._tokens(self._known(b), self._role(stack), stack, here, b)
+        theirs = mine if kind == "self" else self._tokens(self._known(b), "", stack, there, b)
+        return mine, theirs, here, there
+
     def _row(
         self,
         place: tuple[str, str],
         b: int,
         arrays: Mapping[tuple[str, str], np.ndarray],
         error: dict[str, float],
-        known: Mapping[str, Tokens | None] | None,
         signature: Signature,
     ) -> Contributions:
         """Row ``b`` of one part, its padding removed."""
-        stack, kind = place
-        part, role = self.parts[place], self._role(stack)
-        here, there = part.real(b)
-        mine = self._tokens(known, role, stack, here, b)
-        theirs = mine if kind == "self" else self._tokens(known, "", stack, there, b)
+        mine, theirs, here, there = self._both(place, b)
         each = self.options.heads == "each"
         axes = ("layer", *(["head"] if each else []), "query", "key")
 
@@ -338,11 +429,11 @@ class _Part:
 
     positions: Positions
     padded: bool  # whether any key is not real
+    reduce: Reduce | None = None
     names: list[str] = field(default_factory=list)
     dtypes: list[set[torch.dtype]] = field(default_factory=list)
     arrays: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict)  # (kind, map)
     errors: dict[str, list[Tensor]] = field(default_factory=dict)
-    finite: list[Tensor] = field(default_factory=list)
     blocked: list[Tensor | None] = field(default_factory=list)
     leaked: list[tuple[Tensor, Tensor] | None] = field(default_factory=list)
 
@@ -352,6 +443,12 @@ class _Part:
         if there.queries.device == device:
             return there
         return Positions(there.queries.to(device), there.keys.to(device))
+
+    def reduce_on(self, device: torch.device) -> Reduce | None:
+        """What to keep of the maps, with its arrays on a layer's own device."""
+        if self.reduce is None or self.reduce.category is None:
+            return self.reduce
+        return replace(self.reduce, category=self.reduce.category.to(device))
 
     def fetch(self) -> dict[tuple[str, str], np.ndarray]:
         """(layer, row, …) arrays on the CPU."""
@@ -370,10 +467,24 @@ def _blocked(captured: Capture, real: Positions) -> Tensor | None:
 
 def _leaked(captured: Capture, real: Positions) -> tuple[Tensor, Tensor]:
     """The largest weight of padding, and where it is, for each real query."""
-    weights = captured.alpha.amax(dim=1).to(real.keys.device)
-    weights = weights.masked_fill(real.keys[:, None, :] | ~real.queries[:, :, None], 0)
-    most = weights.max(dim=-1)
-    return most.values, most.indices
+    values, indices = [], []
+    for here in captured.blocks():
+        weights = captured.rows(here).amax(dim=1).to(real.keys.device)
+        weights = weights.masked_fill(real.keys[:, None, :] | ~real.queries[:, here, None], 0)
+        most = weights.max(dim=-1)
+        values.append(most.values)
+        indices.append(most.indices)
+    return torch.cat(values, dim=1), torch.cat(indices, dim=1)
+
+
+OTHER = "other"  # tokens of no category
+
+
+def category_of(tokens: Tokens, categories: Mapping[str, Sequence[str]]) -> list[int]:
+    """For each token the first category that names it, or the number after the last."""
+    names = {name: index for index, many in reversed(list(enumerate(categories.values())))
+             for name in many}  # fmt: skip
+    return [names.get(token, len(categories)) for token in tokens.strings]
 
 
 def _refuse_inexact(where: str, name: str, errors: np.ndarray, dtypes: set[torch.dtype]) -> None:

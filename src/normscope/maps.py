@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from normscope.capture.layers import layers_of
 from normscope.decomposition.attention import (
     BOUNDS,
-    MAPS,
     TINY,
     AttentionDecomposition,
     Cells,
-    Heads,
     Positions,
     ratio,
 )
-from normscope.decomposition.feedforward import Measured
+from normscope.decomposition.block import Factored, Parts
 from normscope.decomposition.layer import LayerDecomposition, scopes_of
+from normscope.decomposition.rows import Reduce, Rows
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.layouts import Experts, layer_of
 from normscope.shapes import Float
@@ -36,70 +35,152 @@ NAMES = (
 class Map:
     """One map of one attention call, with what goes with it."""
 
-    values: Float[Tensor, "batch *head query key"]
+    values: Float[Tensor, "batch *head query key"] | None  # None where it was reduced
     gap: Float[Tensor, "batch query"]  # to the model's own state, relative to the parts
     spot: Float[Tensor, " batch"]  # to the definition, at random cells
     mixing_ratio: Float[Tensor, "batch query"] | None = None
     bias_share: Float[Tensor, "batch query"] | None = None
+    reduced: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-def attention_maps(
-    taken: AttentionDecomposition, wanted: Sequence[str], heads: Heads, cells: Cells
+def each_head(
+    taken: AttentionDecomposition, wanted: Sequence[str], positions: Positions
 ) -> dict[str, Map]:
-    """The maps of attention alone, ``attn_w`` and ``attn_n``; ratios for summed heads only."""
-    made = {name: taken.map(name, heads) for name in wanted if name in MAPS}
-    spots, gap = taken.spot_check(made, heads, cells), taken.gap
-    if heads == "each":
-        return {name: Map(values, gap, spots[name]) for name, values in made.items()}
-    shares = {"attn_w": None, "attn_n": taken.bias_share()}
+    """``attn_w`` and ``attn_n`` of every head."""
+    cells = taken.at(*positions.cells(taken.captured.layer))
+    weighted = taken.each("attn_n")
+    gap = taken.gap(weighted.sum(dim=(1, 3)))
+    made = {name: weighted if name == "attn_n" else taken.each(name) for name in wanted}
     return {
-        name: Map(values, gap, spots[name], taken.mixing_ratio(name), shares[name])
+        name: Map(values, gap, taken.spot_check(name, cells.of(values), cells))
         for name, values in made.items()
     }
 
 
+def attention_maps(
+    taken: AttentionDecomposition,
+    wanted: Sequence[str],
+    positions: Positions,
+    reduce: Reduce | None = None,
+) -> dict[str, Map]:
+    """The maps of attention alone, heads summed: ``attn_w`` and ``attn_n``."""
+    return _factored_maps(taken, {"attn_n": Factored(Parts.of_attention(taken), 0)}, wanted,
+                          positions, reduce)  # fmt: skip
+
+
 def layer_maps(
-    taken: LayerDecomposition, wanted: Sequence[str], positions: Positions
+    taken: LayerDecomposition,
+    wanted: Sequence[str],
+    positions: Positions,
+    reduce: Reduce | None = None,
 ) -> dict[str, Map]:
     """All maps of one attention and of what follows it in its layer."""
-    measured = taken.measure([name for name in wanted if name in taken.scopes])
-    alone = [*wanted, "attn_w"] if "attn_res_w" in wanted else wanted
-    cells = taken.alone.at(*positions.cells(taken.captured.layer))
-    made = attention_maps(taken.alone, alone, "sum", cells)
-    if "attn_res_w" in wanted:
-        separate = taken.kind == "cross"
-        made["attn_res_w"] = _residual_weights(made["attn_w"], separate=separate)
-    for name, one in measured.items():
-        if name not in MAPS:
-            bias = torch.zeros_like(one.others[..., 0])
-            bias = bias if one.bias is None else bias + one.bias.norm(dim=-1)
-            gap = _gap(one, taken.real(name), bias)
-            made[name] = Map(one.norms, gap, _spot(one, cells), ratio(one.others, one.own), bias)
+    scopes = taken.factored(wanted)
+    made = _factored_maps(taken.alone, scopes, wanted, positions, reduce, taken.real)
+    beyond = taken.beyond(wanted)
+    if beyond:
+        cells = taken.alone.at(*positions.cells(taken.captured.layer))
+    for name, one in beyond.items():
+        bias = _length(one.bias, one.others)
+        gap = _gap(one.whole(), taken.real(name), one.norms.sum(dim=-1) + bias)
+        spot = _spot(cells.of(one.norms), one.cells(cells), one.norms.mean(dim=-1), cells)
+        made[name] = Map(one.norms, gap, spot, ratio(one.others, one.own), bias)
     return {name: made[name] for name in wanted if name in made}
 
 
-def _residual_weights(weights: Map, *, separate: bool) -> Map:
+def _factored_maps(
+    taken: AttentionDecomposition,
+    scopes: Mapping[str, Factored],
+    wanted: Sequence[str],
+    positions: Positions,
+    reduce: Reduce | None,
+    real: Callable[[str], Tensor] | None = None,
+) -> dict[str, Map]:
+    """Maps that come from Gram matrices or from the weights, in one pass over the queries."""
+    batch, _, queries, keys = taken.captured.shape
+    separate = taken.own is None
+    counts = {name: scope.keys for name, scope in scopes.items()}
+    counts |= {"attn_w": keys} if {"attn_w", "attn_res_w"} & set(wanted) else {}
+    counts |= {"attn_res_w": keys + separate} if "attn_res_w" in wanted else {}
+    made = {
+        name: Rows((batch, queries, count), positions.keys, reduce if name in wanted else NOTHING)
+        for name, count in counts.items()
+    }
+    diagonal = None  # of the mean weights
+    for here, alpha, norms in taken.rows("attn_w" in made):
+        for name, scope in scopes.items():
+            made[name].add(here, scope.rows(here, norms))
+        if "attn_w" in made:
+            assert alpha is not None
+            weights = alpha.mean(dim=1, dtype=torch.promote_types(alpha.dtype, torch.float32))
+            made["attn_w"].add(here, weights)
+            if not separate:
+                own = weights.diagonal(offset=here.start, dim1=-2, dim2=-1)
+                diagonal = own if diagonal is None else torch.cat([diagonal, own], dim=1)
+        if "attn_res_w" in made:
+            made["attn_res_w"].add(here, _residual_weights(weights, here, separate=separate))
+    cells = taken.at(*positions.cells(taken.captured.layer))
+    sums = {name: rows.sums for name, rows in made.items() if rows.sums is not None}
+    gap = taken.gap(sums["attn_n"])
+    maps: dict[str, Map] = {}
+    for name, rows in made.items():
+        if name not in wanted:
+            continue
+        if name in ("attn_w", "attn_res_w"):
+            factor = 1 if name == "attn_w" else 2
+            whole = sums["attn_w"]
+            mixing = (whole if diagonal is None else whole - diagonal) / factor
+            spot = made["attn_w"].values
+            seen = cells.alpha.mean(dim=-1) if spot is None else cells.of(spot)
+            checked = taken.spot_check("attn_w", seen, cells)
+            maps[name] = Map(rows.values, gap, checked, mixing, None, rows.reduced)
+            continue
+        scope = scopes[name]
+        parts = scope.parts
+        seen = cells.of(rows.values) if rows.values is not None else scope.at(cells)
+        share = _length(parts.bias, parts.others)
+        if name == "attn_n":
+            checked, gaps = taken.spot_check(name, seen, cells), gap
+        else:
+            assert real is not None
+            whole = parts.whole() if parts.bias is None else parts.whole() + parts.bias
+            gaps = _gap(whole, real(name), sums[name] + share)
+            checked = _spot(seen, parts.cells(cells), sums[name] / counts[name], cells)
+        mixing = ratio(parts.others, parts.own)
+        maps[name] = Map(rows.values, gaps, checked, mixing, share, rows.reduced)
+    return {name: maps[name] for name in wanted if name in maps}
+
+
+NOTHING = Reduce()  # keeps a map's row sums alone
+
+
+def _length(bias: Tensor | None, like: Tensor) -> Float[Tensor, "batch query"]:
+    """‖bias‖ for every query."""
+    none = torch.zeros(like.shape[:2], dtype=torch.float64, device=like.device)
+    return none if bias is None else bias.norm(dim=-1) + none
+
+
+def _residual_weights(
+    weights: Float[Tensor, "batch rows key"], here: slice, *, separate: bool
+) -> Float[Tensor, "batch rows keys"]:
     """½ᾱ + ½I, the 2021 paper's way to count the residual among weights."""
-    assert weights.mixing_ratio is not None
-    values = weights.values / 2
+    values = weights / 2
     if separate:
-        values = torch.cat([values, torch.full_like(values[..., :1], 0.5)], dim=-1)
-    else:
-        values.diagonal(dim1=-2, dim2=-1).add_(0.5)
-    return Map(values, weights.gap, weights.spot, weights.mixing_ratio / 2)
+        return torch.cat([values, torch.full_like(values[..., :1], 0.5)], dim=-1)
+    values.diagonal(offset=here.start, dim1=-2, dim2=-1).add_(0.5)
+    return values
 
 
-def _gap(one: Measured, real: Tensor, bias: Tensor) -> Float[Tensor, "batch query"]:
+def _gap(whole: Tensor, real: Tensor, size: Tensor) -> Float[Tensor, "batch query"]:
     """Parts and bias against the model's own state, relative to their lengths."""
-    size = one.norms.sum(dim=-1) + bias
-    return (one.whole() - real).norm(dim=-1) / size.clamp_min(TINY)
+    return (whole - real).norm(dim=-1) / size.clamp_min(TINY)
 
 
-def _spot(one: Measured, cells: Cells) -> Float[Tensor, " batch"]:
+def _spot(seen: Tensor, vectors: Tensor, mean: Tensor, cells: Cells) -> Float[Tensor, " batch"]:
     """Some cells against the same vectors made whole, relative to them and the row's mean."""
-    dense = one.cells(cells).norm(dim=-1)
-    size = dense + one.norms[cells.row, cells.i].mean(dim=-1)
-    return ((cells.of(one.norms) - dense).abs() / size.clamp_min(TINY)).amax(dim=-1)
+    dense = vectors.norm(dim=-1)
+    size = dense + mean[cells.row, cells.i]
+    return cells.worst_of(((seen - dense).abs() / size.clamp_min(TINY)).amax(dim=-1))
 
 
 # ------------------------------------------------------------------------- which maps there are

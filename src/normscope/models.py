@@ -258,6 +258,8 @@ def _load_model(
             'its config.json ("architectures", the number of layers)'
         )
     loaded: PreTrainedModel = model
+    if loaded._supports_sdpa:  # what transformers itself would choose
+        loaded.set_attn_implementation("sdpa")
     return loaded
 
 

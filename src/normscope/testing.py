@@ -16,14 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normscope.analysis import evaluating
 from normscope.architectures import randomize_
 from normscope.capture import Capture, capture, eager
 from normscope.capture.layers import LayerCapture, capture_layers
 from normscope.capture.layout import configs_of
 from normscope.decomposition.attention import (
     BOUNDS,
-    HEADS,
     MAPS,
     AttentionDecomposition,
     Positions,
@@ -31,7 +29,8 @@ from normscope.decomposition.attention import (
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
-from normscope.maps import bound_of, check_maps_of, layer_maps
+from normscope.maps import attention_maps, bound_of, check_maps_of, each_head, layer_maps
+from normscope.runner import evaluating
 
 __all__ = [
     "FullPrecision",
@@ -144,9 +143,9 @@ def check_layers(
         for captured in (layer.attention, layer.cross):
             if captured is None:
                 continue
-            batch, _, queries, keys = captured.alpha.shape
-            real = torch.ones(batch, queries, dtype=torch.bool, device=captured.alpha.device)
-            there = torch.ones(batch, keys, dtype=torch.bool, device=captured.alpha.device)
+            batch, _, queries, keys = captured.shape
+            real = torch.ones(batch, queries, dtype=torch.bool, device=captured.device)
+            there = torch.ones(batch, keys, dtype=torch.bool, device=captured.device)
             for ff_bias in FF_BIASES:
                 taken = LayerDecomposition(layer, captured.kind, ff_bias=ff_bias)
                 positions = Positions(real, there)
@@ -168,15 +167,13 @@ def check_layers(
 def _gap(captured: Capture) -> float:
     """The worst gap of one call: its output, and the spot checks of every map."""
     taken = AttentionDecomposition(captured)
-    batch, _, queries, keys = captured.alpha.shape
-    device = captured.alpha.device
+    batch, _, queries, keys = captured.shape
+    device = captured.device
     real = [torch.ones(batch, n, dtype=torch.bool, device=device) for n in (queries, keys)]
-    worst = [taken.gap.max()]
-    cells = taken.at(*Positions(real[0], real[1]).cells(captured.layer))
-    for heads in HEADS:
-        made = {name: taken.map(name, heads) for name in MAPS}
-        worst += [gap.max() for gap in taken.spot_check(made, heads, cells).values()]
-    return float(torch.stack(worst).max())
+    positions = Positions(real[0], real[1])
+    made = attention_maps(taken, MAPS, positions), each_head(taken, MAPS, positions)
+    gaps = [gap for maps in made for one in maps.values() for gap in (one.gap, one.spot)]
+    return float(torch.stack([gap.max() for gap in gaps]).max())
 
 
 def _state(model: nn.Module) -> list[Any]:

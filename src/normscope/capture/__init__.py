@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import nn
 
 from normscope.capture.projection import Projection
 from normscope.capture.recorder import Capture, Recorder
-from normscope.capture.seam import eager, install, recording
+from normscope.capture.seam import eager, install, recording, why_not_fused
 from normscope.errors import InputError, UnsupportedModelError
 
 __all__ = ["Capture", "Projection", "capture", "eager"]
@@ -29,7 +30,10 @@ __all__ = ["Capture", "Projection", "capture", "eager"]
 
 @contextmanager
 def capture(
-    model: nn.Module, callback: Callable[[Capture], None] | None = None
+    model: nn.Module,
+    callback: Callable[[Capture], None] | None = None,
+    *,
+    attention: Literal["auto", "eager", "fused"] = "eager",
 ) -> Iterator[list[Capture]]:
     """Record every attention call of ``model`` made by this thread inside the context.
 
@@ -37,6 +41,11 @@ def capture(
     that memory holds one layer at a time; without one they are kept in the list that the context
     manager gives. The model is left exactly as it was, also after an exception. Contexts may be
     nested, over the same model or several.
+
+    ``attention="eager"`` runs the model's own eager attention and records its weights.
+    ``"fused"`` leaves the model to its sdpa attention and records queries and keys, of which the
+    weights are made when they are asked for (``rows``, ``alpha``); it is refused where that is not
+    known to be the same. ``"auto"`` is fused where it can be.
 
         >>> with capture(model) as captures:                                    # doctest: +SKIP
         ...     model(**inputs)
@@ -46,8 +55,13 @@ def capture(
     _refuse_opaque(model)
     kept: list[Capture] = []
     with install(model) as installation:
+        why_not = None if attention == "eager" else why_not_fused(installation.layout)
+        if attention == "fused" and why_not:
+            raise UnsupportedModelError(f'attention="fused" is not possible here: {why_not}')
         recorder = Recorder(
-            installation.layout, callback if callback is not None else _keeper(kept)
+            installation.layout,
+            callback if callback is not None else _keeper(kept),
+            fused=attention != "eager" and why_not is None,
         )
         with recording(recorder):
             yield kept
@@ -60,7 +74,7 @@ def _keeper(kept: list[Capture]) -> Callable[[Capture], None]:
         kept.append(
             replace(
                 captured,
-                alpha=captured.alpha.clone(),
+                weights=captured.weights.clone(),
                 value=captured.value.clone(),
                 residual=None if captured.residual is None else captured.residual.clone(),
                 output=captured.output.clone(),

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -58,7 +58,7 @@ class LayerCapture:
         return self._by_query(self.made)
 
     def _by_query(self, states: Tensor) -> Tensor:
-        batch, _, queries, _ = self.last.alpha.shape
+        batch, _, queries, _ = self.last.shape
         states = states.detach()
         if not self.last.batch_first:
             return states.transpose(0, 1)
@@ -66,7 +66,12 @@ class LayerCapture:
 
 
 @contextmanager
-def capture_layers(model: nn.Module, callback: Callable[[LayerCapture], None]) -> Iterator[None]:
+def capture_layers(
+    model: nn.Module,
+    callback: Callable[[LayerCapture], None],
+    *,
+    attention: Literal["auto", "eager", "fused"] = "eager",
+) -> Iterator[None]:
     """Hand every layer that this thread runs inside the context to ``callback``, then drop it."""
     layers = layers_of(model)
     running: dict[str, LayerCapture] = {}
@@ -121,7 +126,7 @@ def capture_layers(model: nn.Module, callback: Callable[[LayerCapture], None]) -
     try:
         for name, (layer, layout) in layers.items():
             watch(name, layer, layout)
-        with capture(model, attended):
+        with capture(model, attended, attention=attention):
             yield
     finally:
         for hook in hooks:

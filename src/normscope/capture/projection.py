@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import UnsupportedModelError
+from normscope.kernels.gram import wide_product
 from normscope.shapes import Float
 
 
@@ -31,7 +32,11 @@ def project(
     merged: Float[Tensor, "batch query features"], projection: Projection, dtype: torch.dtype
 ) -> Float[Tensor, "batch query out"]:
     """Apply the projection, bias included, in ``dtype``."""
-    made = merged.to(dtype) @ projection.weight.to(dtype).flatten(0, 1)
+    weight = projection.weight.flatten(0, 1)
+    if merged.is_cuda and merged.element_size() == 2 and merged.dtype == weight.dtype:
+        made = wide_product(merged.flatten(0, 1)[None], weight[None])[0].view(*merged.shape[:2], -1)
+    else:
+        made = merged.to(dtype) @ weight.to(dtype)
     return made if projection.bias is None else made + projection.bias.to(dtype)
 
 

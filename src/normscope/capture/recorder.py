@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.capture.layout import Layout
 from normscope.capture.projection import Projection, project, projection_of
+from normscope.capture.scores import Scores
 from normscope.errors import UnsupportedModelError
 from normscope.shapes import Bool, Float
 
@@ -32,8 +33,8 @@ class Capture:
     layer: int  # which attention call of its kind this is in its stack, counted from 0
     step: int  # how often the stack had run before (decoding steps, earlier forward passes)
     kind: Literal["self", "cross"]
-    path: Literal["interface", "watched"]  # which way in served
-    alpha: Float[Tensor, "batch head query key"]
+    path: Literal["interface", "watched", "fused"]  # which way in served
+    weights: Float[Tensor, "batch head query key"] | Scores  # α, or what it is made from
     value: Float[Tensor, "batch kv_head key head_size"]
     projection: Projection
     residual: Float[Tensor, "batch query hidden"] | None  # None: the attention is not given it
@@ -41,9 +42,46 @@ class Capture:
     batch_first: bool  # False where the module itself puts the query axis first
     mask: Tensor | None  # the mask given to the attention function, as it was given
 
+    @property
+    def shape(self) -> torch.Size:
+        """(batch, head, query, key)."""
+        return self.weights.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where this attention ran."""
+        return self.weights.device
+
+    @property
+    def alpha(self) -> Float[Tensor, "batch head query key"]:
+        """The attention weights as a whole."""
+        return self.rows(slice(0, self.shape[2]))
+
+    def blocks(self, *, written: bool = True) -> Iterator[slice]:
+        """Queries that are looked at together: all, where their weights are there already.
+
+        ``written``: whether the weights of all heads are, rather than one number for each cell.
+        """
+        if isinstance(self.weights, Scores):
+            return self.weights.blocks(written=written)
+        return iter([slice(0, self.shape[2])])
+
+    def rows(self, here: slice) -> Float[Tensor, "batch head rows key"]:
+        """The weights of some queries."""
+        return (
+            self.weights.rows(here)
+            if isinstance(self.weights, Scores)
+            else self.weights[:, :, here]
+        )
+
     def reconstruct(self) -> Float[Tensor, "batch query out"]:
-        """Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equal to ``output``."""
+        """Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equal to ``output``.
+
+        Where the weights were never written down, Σ_j αv is the model's own.
+        """
         wide = torch.promote_types(self.output.dtype, torch.float32)
+        if isinstance(self.weights, Scores):
+            return project(self.weights.context.flatten(2), self.projection, wide)
         alpha, value = self.alpha.to(wide), self.value.to(wide)
         heads, groups = alpha.shape[1], value.shape[1]
         if groups != heads:
@@ -58,7 +96,7 @@ class Capture:
         mask = self.mask
         admits = mask if mask.dtype == torch.bool else mask > lowest(mask.dtype) / 2
         rows = ~admits.any(dim=-1).any(dim=1)
-        return rows.expand(self.alpha.shape[0], self.alpha.shape[2])
+        return rows.expand(self.shape[0], self.shape[2])
 
 
 @dataclass
@@ -66,8 +104,8 @@ class Pending:
     """An attention call whose output projection has not run yet."""
 
     module: nn.Module
-    path: Literal["interface", "watched"]
-    alpha: Tensor
+    path: Literal["interface", "watched", "fused"]
+    weights: Tensor | Scores
     value: Tensor
     mixed: Tensor  # αv; (batch, query, head, e) from the interface, (…, query, e) when watched
     mask: Tensor | None
@@ -87,20 +125,23 @@ class Pending:
 
     def by_query(self, states: Tensor) -> Tensor:
         """Hidden states as (batch, query, hidden), however the module itself lays them out."""
-        batch, _, query, _ = self.alpha.shape
+        batch, _, query, _ = self.weights.shape
         states = states.detach()
         return states.reshape(batch, query, -1) if self.batch_first else states.transpose(0, 1)
 
     def is_by_query(self, states: Tensor) -> bool:
         """Whether there is a vector for every query, in whatever layout."""
-        return states.numel() % (self.alpha.shape[0] * self.alpha.shape[2]) == 0
+        return states.numel() % (self.weights.shape[0] * self.weights.shape[2]) == 0
 
 
 class Recorder:
     """The state of one open context: what has been seen so far in this forward pass."""
 
-    def __init__(self, layout: Layout, emit: Callable[[Capture], None]) -> None:
+    def __init__(
+        self, layout: Layout, emit: Callable[[Capture], None], *, fused: bool = False
+    ) -> None:
         self.emit = emit
+        self.fused = fused  # whether known attention runs as the model's own, weights unwritten
         self.layout = layout
         self.open = True
         self.watch: TorchFunctionMode | None = None
@@ -212,7 +253,8 @@ class Recorder:
         kind: Literal["self", "cross"] = "cross" if cross else "self"
         layer = self.layers.get((place.stack, kind), 0)
         self.layers[place.stack, kind] = layer + 1
-        heads = pending.alpha.shape[1]
+        heads = pending.weights.shape[1]
+        weights = pending.weights
         projection = projection_of(module, self.layout[module].name, heads, pending.given)
         captured = Capture(
             name=place.name,
@@ -221,7 +263,7 @@ class Recorder:
             step=self.steps.get(place.stack, 0),
             kind=kind,
             path=pending.path,
-            alpha=pending.alpha.detach(),
+            weights=weights.detach() if isinstance(weights, Tensor) else weights,
             value=pending.value.detach(),
             projection=projection,
             residual=residual,
@@ -305,7 +347,7 @@ def _feeds(pending: Pending, given: Tensor) -> bool:
     mixed = pending.mixed
     if given.numel() != mixed.numel() or given.device != mixed.device or not pending.untouched():
         return False
-    if pending.path == "interface":
+    if pending.path != "watched":
         merged = mixed.flatten(2)
         given = given.reshape(merged.shape)
         return _same(given, merged) or _equal(given, merged)
@@ -325,7 +367,8 @@ def _match_watched(pending: Pending, given: Tensor) -> bool:
         merged = heads.transpose(1, 2).flatten(2)
         if _equal(given, merged if batch_first else merged.transpose(0, 1)):
             pending.batch_first = batch_first
-            pending.alpha = pending.alpha.reshape(batch, -1, *pending.alpha.shape[-2:])
+            assert isinstance(pending.weights, Tensor)
+            pending.weights = pending.weights.reshape(batch, -1, *pending.weights.shape[-2:])
             pending.value = pending.value.reshape(batch, -1, *pending.value.shape[-2:])
             return True
     return False

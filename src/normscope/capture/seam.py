@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.capture.layout import Layout, attention_of, configs_of, uses_interface
 from normscope.capture.recorder import Pending, Recorder, lowest
+from normscope.capture.scores import is_plain, is_plain_call, scores_of
 from normscope.errors import UnsupportedModelError
 
 NAME = "normscope"  # the attention implementation's name; names containing "flash" are special
@@ -106,10 +107,15 @@ class Name(str):
         """Whether the running thread records models with this configuration."""
         if _recomputing():
             return _replaying()
-        return any(r.open and self.config in r.layout.configs for r in ACTIVE.get())
+        return bool(self._recorders())
+
+    def _recorders(self) -> list[Recorder]:
+        return [r for r in ACTIVE.get() if r.open and self.config in r.layout.configs]
 
     def runs(self) -> str | None:
         """The attention that serves whoever asks now, in this thread."""
+        if not _recomputing() and all(r.fused for r in self._recorders()):
+            return self.original
         return "eager" if self.recorded() else self.original
 
     def __eq__(self, other: object) -> bool:
@@ -137,6 +143,13 @@ def _attention(
     """What the model calls instead of its attention function: its own eager one, noted."""
     again = _recomputing()
     recorders = [] if again else [r for r in ACTIVE.get() if r.open and module in r.layout]
+    if recorders and all(r.fused for r in recorders) and is_plain_call(module, query, key, kwargs):
+        mixed = _original(module)(module, query, key, value, attention_mask, **kwargs)[0]
+        mixed = mixed.contiguous()
+        scores = scores_of(module, query, key, attention_mask, mixed, kwargs)
+        for recorder in recorders:
+            recorder.attended_by(Pending(module, "fused", scores, value, mixed, attention_mask))
+        return mixed, None
     if recorders or _replaying():
         function = attention_of(module)[1]
         attention_mask = _as_eager(module, query, key, attention_mask, kwargs.get("is_causal"))
@@ -322,7 +335,7 @@ def _hooks(layout: Layout) -> list[Any]:
     for owner, stacks in layout.owners.items():
         before(owner, lambda r, m, a, k, stacks=stacks: r.stack_begins(stacks))
         after(owner, lambda r, m, a, y, stacks=stacks: r.stack_ends(stacks))
-        after(owner, lambda r, m, a, y: _note_replays(y))
+        after(owner, lambda r, m, a, y: None if r.fused else _note_replays(y))
     for element, stack in layout.elements.items():
         before(element, lambda r, m, a, k, stack=stack: r.element_begins(m, stack))
         after(element, lambda r, m, a, y, stack=stack: r.element_ends(m, stack))
@@ -342,6 +355,22 @@ def _hooks(layout: Layout) -> list[Any]:
 
 def _first(values: Iterable[Any]) -> Tensor | None:
     return next((value for value in values if isinstance(value, Tensor)), None)
+
+
+def why_not_fused(layout: Layout) -> str | None:
+    """What keeps a model's weights from being made anew; None where nothing does."""
+    if layout.handmade:
+        module = layout.handmade[0]
+        return f"{layout[module].name} ({type(module).__name__}) computes attention by hand"
+    for module in layout.attention:
+        if not uses_interface(type(module)):
+            continue  # around the one that attends
+        what = f"{layout[module].name} ({type(module).__name__})"
+        if _original_name(module) != "sdpa":
+            return f"{what} is set to {_original_name(module)!r} attention, not 'sdpa'"
+        if not is_plain(attention_of(module)[1]):
+            return f"{what}: its attention is more than the softmax of scaled products and a mask"
+    return None
 
 
 @contextmanager

@@ -8,7 +8,8 @@ sum of the heads (the norm of the sum).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,7 +18,18 @@ import torch
 from torch import Tensor
 
 from normscope.capture import Capture
-from normscope.kernels import Lengths, Linear, Scratch, weighted_norms
+from normscope.capture.scores import Scores
+from normscope.kernels import (
+    Grams,
+    Kernels,
+    Linear,
+    Scratch,
+    cholesky,
+    flash_norms,
+    fused,
+    gram_matrices,
+    quadratic_norms,
+)
 from normscope.shapes import Bool, Float
 
 MAPS = ("attn_w", "attn_n")
@@ -49,8 +61,7 @@ class Positions:
 
     @cached_property
     def _drawn(self) -> tuple[Tensor, Tensor]:
-        draw = torch.Generator().manual_seed(0)
-        return choose(self.queries, draw), choose(self.keys, draw)
+        return choose(self.queries, 0), choose(self.keys, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +73,11 @@ class Cells:
     j: Tensor
     alpha: Float[Tensor, "batch cell head"]
     vectors: Float[Tensor, "batch cell head out"]
+    context_gap: Float[Tensor, " batch"] | None  # of the same queries, where weights are made anew
+
+    def worst_of(self, gaps: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
+        """Gaps of a map, and that of the weights they were made from."""
+        return gaps if self.context_gap is None else torch.maximum(gaps, self.context_gap)
 
     def of(self, array: Tensor) -> Tensor:
         """The same cells of a (batch, …, query, key) map."""
@@ -75,10 +91,11 @@ class Cells:
 class AttentionDecomposition:
     """One attention call, taken apart. Norms are float64; nothing of (query, key, hidden) size."""
 
-    def __init__(self, captured: Capture, scratch: Scratch | None = None) -> None:
-        self.captured = captured
+    def __init__(
+        self, captured: Capture, scratch: Scratch | None = None, kernels: Kernels = "auto"
+    ) -> None:
+        self.captured, self.kernels = captured, kernels
         self.scratch = Scratch() if scratch is None else scratch
-        self.alpha = captured.alpha
         self.value = captured.value
         self.bias = captured.projection.bias
 
@@ -87,36 +104,61 @@ class AttentionDecomposition:
         """W_O in float64."""
         return self.scratch.copy("weight", self.captured.projection.weight)
 
+    @property
+    def alpha(self) -> Float[Tensor, "batch head query key"]:
+        """The attention weights as a whole."""
+        return self.captured.alpha
+
     @cached_property
-    def lengths(self) -> Lengths:
-        """Lengths of f and of Σ_h αf, and the vectors of the diagonal."""
+    def grams(self) -> Grams:
+        """Gram matrices of f, lengths of f, and the vectors of the diagonal."""
         return self.measure(())
 
-    def measure(self, chain: Sequence[Sequence[Linear]]) -> Lengths:
-        """Also the lengths of L_1 Σ_h αf, L_2 L_1 Σ_h αf, …; kept as ``lengths``."""
-        found = weighted_norms(self.alpha, self.value, self.weight, chain, self.scratch)
-        self.__dict__["lengths"] = found
+    def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
+        """Gram matrices also of L_1 f, L_2 L_1 f, …; kept as ``grams``."""
+        _, _, queries, keys = self.captured.shape
+        own = None
+        if self.captured.kind == "self" and queries == keys:
+            weights = self.captured.weights
+            own = (
+                weights.diagonal()
+                if isinstance(weights, Scores)
+                else weights.diagonal(dim1=-2, dim2=-1)
+            )
+        weight = self.captured.projection.weight if self.flash else self.weight
+        found = gram_matrices(self.value, weight, chain, own, self.scratch, self.kernels)
+        self.__dict__["grams"] = found
         return found
+
+    @cached_property
+    def flash(self) -> bool:
+        """Whether the weights are made inside the kernels that need them: 16 bits, on a GPU."""
+        weights, device = self.captured.weights, self.captured.device
+        small = isinstance(weights, Scores) and weights.query.element_size() == 2
+        return small and fused(self.kernels, device) is not None
+
+    def rows(self, weights: bool) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
+        """Blocks of queries: their weights if wanted, and ‖L Σ_h αf‖ for each L measured."""
+        if self.flash:
+            factors = [cholesky(grams) for grams in self.grams.matrices]
+            for here in self.captured.blocks(written=weights):
+                alpha = self.captured.rows(here) if weights else None
+                yield here, alpha, flash_norms(self.captured.weights, factors, here)
+            return
+        for here in self.captured.blocks():
+            alpha = self.captured.rows(here)
+            norms = quadratic_norms(alpha, self.grams.matrices, self.scratch, self.kernels)
+            yield here, alpha, norms
 
     @property
     def transformed_norm(self) -> Float[Tensor, "batch head key"]:
         """‖f_h(x_j)‖."""
-        return self.lengths.single
+        return self.grams.single
 
-    @cached_property
-    def mean_weight(self) -> Float[Tensor, "batch query key"]:
-        """α, the mean of the heads."""
-        wide = torch.promote_types(self.alpha.dtype, torch.float32)
-        return self.alpha.mean(dim=1, dtype=wide)
-
-    def map(self, name: str, heads: Heads) -> Float[Tensor, "batch *head query key"]:
-        """``attn_w`` or ``attn_n``; with a head axis for heads="each"."""
-        if name == "attn_w" and heads == "sum":
-            return self.mean_weight
+    def each(self, name: str) -> Float[Tensor, "batch head query key"]:
+        """``attn_w`` or ``attn_n`` of every head."""
         if name == "attn_w":
             return self.alpha.to(torch.promote_types(self.alpha.dtype, torch.float32))
-        if heads == "sum":
-            return self.lengths.summed[0]
         return self.alpha.double() * self.transformed_norm.unsqueeze(2)
 
     @cached_property
@@ -126,36 +168,30 @@ class AttentionDecomposition:
 
     @cached_property
     def total(self) -> Float[Tensor, "batch query out"]:
-        """Σ αf, in float64."""
-        whole = self.reconstructed.double()
+        """Σ αf, in float64; in float32 where 16-bit weights are never written down."""
+        whole = self.reconstructed if self.flash else self.reconstructed.double()
         return whole if self.bias is None else whole - self.bias
 
     def bias_share(self) -> Float[Tensor, "batch query"]:
         """‖b_O‖: what belongs to no token, the same for every query."""
-        batch, _, queries, _ = self.alpha.shape
+        batch, _, queries, _ = self.captured.shape
         if self.bias is None:
-            return torch.zeros((batch, queries), dtype=torch.float64, device=self.alpha.device)
-        return self.bias.double().norm().to(self.alpha.device).expand(batch, queries)
+            return torch.zeros((batch, queries), dtype=torch.float64, device=self.captured.device)
+        return self.bias.double().norm().to(self.captured.device).expand(batch, queries)
 
-    @cached_property
-    def gap(self) -> Float[Tensor, "batch query"]:
-        """‖Σ αf + b_O − real output‖ relative to Σ_j ‖Σ_h αf‖ + ‖b_O‖, for each query."""
+    def gap(self, sums: Float[Tensor, "batch query"]) -> Float[Tensor, "batch query"]:
+        """‖Σ αf + b_O − real output‖ relative to Σ_j ‖Σ_h αf‖, the given sums, + ‖b_O‖."""
         difference = (self.reconstructed - self.captured.output).norm(dim=-1, dtype=torch.float64)
-        size = self.lengths.summed[0].sum(dim=-1) + self.bias_share()
-        return difference / size.clamp_min(TINY)
+        return difference / (sums + self.bias_share()).clamp_min(TINY)
 
-    def mixing_ratio(self, name: str) -> Float[Tensor, "batch query"]:
-        """How much comes from the other tokens: of the weight, or of the sums' lengths."""
-        if name == "attn_w":
-            weights = self.mean_weight
-            total = weights.sum(dim=-1)
-            return total if self.own is None else total - weights.diagonal(dim1=-2, dim2=-1)
+    def mixing_ratio(self) -> Float[Tensor, "batch query"]:
+        """How much comes from the other tokens, by the lengths of the sums."""
         return ratio(self.others, self.own)
 
     @property
     def own(self) -> Float[Tensor, "batch query out"] | None:
         """Σ_h αf of the query itself; None where no key is the query itself."""
-        return None if self.captured.kind == "cross" else self.lengths.diagonal
+        return self.grams.diagonal
 
     @cached_property
     def others(self) -> Float[Tensor, "batch query out"]:
@@ -164,37 +200,53 @@ class AttentionDecomposition:
 
     def at(self, i: Tensor, j: Tensor) -> Cells:
         """The vectors αf of some cells, (batch, cell) each, built whole."""
-        row = torch.arange(len(self.alpha), device=self.alpha.device).unsqueeze(1)
-        alpha = self.alpha[row, :, i, j].double()  # batch cell head
+        row = torch.arange(len(i), device=i.device).unsqueeze(1)
+        weights = self.captured.weights
+        worst: Tensor | None = None
+        if isinstance(weights, Scores):
+            whole = weights.some(i)  # batch head cell key
+            alpha = whole.gather(3, j[:, None, :, None].expand(*whole.shape[:3], 1))[..., 0]
+            alpha, worst = alpha.transpose(1, 2).double(), self._context_gap(whole, row, i)
+        else:
+            alpha = weights[row, :, i, j].double()  # batch cell head
         value = self.value[row, :, j].double()
         if value.shape[-2] != alpha.shape[-1]:
             value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
         rows = (alpha.unsqueeze(-1) * value).flatten(0, 1).transpose(0, 1)  # head (batch cell) e
         vectors = torch.bmm(rows, self.weight).transpose(0, 1).unflatten(0, i.shape)
-        return Cells(row, i, j, alpha, vectors)
+        return Cells(row, i, j, alpha, vectors, worst)
+
+    def _context_gap(self, alpha: Tensor, row: Tensor, i: Tensor) -> Float[Tensor, " batch"]:
+        """Σ_j αv of some queries against what the model's fused attention made of them."""
+        assert isinstance(self.captured.weights, Scores)
+        value = self.value.to(alpha.dtype)
+        value = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
+        made = (alpha @ value).transpose(1, 2)  # batch cell head e
+        gap = (made - self.captured.weights.context[row, i]).norm(dim=-1)
+        size = (alpha @ value.norm(dim=-1, keepdim=True)).squeeze(-1).transpose(1, 2)
+        return (gap / size.clamp_min(torch.finfo(size.dtype).tiny)).flatten(1).amax(dim=1).double()
+
+    def factored_at(self, cells: Cells, level: int) -> Float[Tensor, "batch cell"]:
+        """‖L Σ_h αf‖ of some cells by their Gram matrices."""
+        grams = self.grams.matrices[level][cells.row, cells.j].double()
+        return torch.einsum("bch,bchk,bck->bc", cells.alpha, grams, cells.alpha).clamp_min(0).sqrt()
 
     def spot_check(
-        self, made: Mapping[str, Tensor], heads: Heads, cells: Cells
-    ) -> dict[str, Float[Tensor, " batch"]]:
-        """For each map in ``made``, its worst gap to the definition at some cells of each row.
+        self, name: str, values: Float[Tensor, "batch cell *head"], cells: Cells
+    ) -> Float[Tensor, " batch"]:
+        """The worst gap of ``attn_w`` or ``attn_n`` at some cells to its definition there.
 
         The gap is relative to the sum of the norms of the cell's vectors.
         """
-        norms = cells.vectors.norm(dim=-1)
-        worst = {}
-        for name, array in made.items():
-            weights = name == "attn_w"
-            parts = cells.alpha if weights else norms
-            if heads == "each":
-                whole = parts
-            else:
-                whole = (
-                    cells.alpha.mean(dim=-1) if weights else cells.vectors.sum(dim=2).norm(dim=-1)
-                )
-            gap = (cells.of(array) - whole).abs()
-            gap = gap if heads == "sum" else gap.amax(dim=-1)
-            worst[name] = (gap / parts.sum(dim=-1).clamp_min(TINY)).amax(dim=-1)
-        return worst
+        weights = name == "attn_w"
+        parts = cells.alpha if weights else cells.vectors.norm(dim=-1)
+        if values.dim() == 3:  # of every head
+            gap = (values - parts).abs().amax(dim=-1)
+        elif weights:
+            gap = (values - parts.mean(dim=-1)).abs()
+        else:
+            gap = (values - cells.vectors.sum(dim=2).norm(dim=-1)).abs()
+        return cells.worst_of((gap / parts.sum(dim=-1).clamp_min(TINY)).amax(dim=-1))
 
 
 def ratio(
@@ -206,10 +258,16 @@ def ratio(
     return mixed / (mixed + kept).clamp_min(TINY)
 
 
-def choose(real: Bool[Tensor, "batch position"], draw: torch.Generator) -> Tensor:
+@functools.lru_cache(64)
+def _chances(batch: int, seed: int, device: torch.device) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(DRAWS, batch, CELLS, generator=draw, dtype=torch.float64).to(device)
+
+
+def choose(real: Bool[Tensor, "batch position"], seed: int) -> Tensor:
     """(DRAWS, batch, CELLS) positions among the real ones of each row, with replacement."""
-    chance = torch.rand(DRAWS, real.shape[0], CELLS, generator=draw, dtype=torch.float64)
+    chance = _chances(real.shape[0], seed, real.device)
     count = real.sum(dim=1, keepdim=True)
-    rank = (chance.to(real.device) * count).long().clamp_max(count - 1)  # the rank-th real one
+    rank = (chance * count).long().clamp_max(count - 1)  # the rank-th real one
     order = real.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return order.expand(DRAWS, -1, -1).gather(2, rank)

@@ -16,6 +16,7 @@ a column of its own, the last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -38,18 +39,12 @@ class Norm:
     @classmethod
     def at(cls, parameters: NormParameters, given: Float[Tensor, "batch query hidden"]) -> Norm:
         """The norm as it acted on ``given``."""
-        return cls(parameters, parameters.sigma(given.double()).squeeze(-1))
+        return cls(parameters, _sigma(parameters, given))
 
-    def linear(
-        self, vectors: Float[Tensor, "*rows hidden"], out: Tensor | None = None
-    ) -> Float[Tensor, "*rows hidden"]:
+    @cached_property
+    def linear(self) -> Linear:
         """γ ⊙ (v − mean v): the part that is the same for all queries."""
-        scale = self.parameters.scale
-        if self.parameters.centred:
-            vectors = torch.sub(vectors, vectors.mean(dim=-1, keepdim=True), out=out)
-        if scale is None:
-            return vectors
-        return torch.mul(vectors, scale.to(vectors.dtype), out=out)
+        return Linear(self.parameters.centred, self.parameters.scale)
 
     def __call__(self, vectors: Float[Tensor, "*stack batch query hidden"]) -> Tensor:
         """The linear part divided by each query's σ; β belongs to no vector."""
@@ -64,16 +59,11 @@ class Norm:
         return made if beta is None else made + beta
 
 
-@dataclass(frozen=True, eq=False)
-class Scale:
-    """A fixed multiplier of a branch."""
-
-    factor: Tensor | float
-
-    def linear(self, vectors: Tensor, out: Tensor | None = None) -> Tensor:
-        """Times the factor."""
-        factor = torch.as_tensor(self.factor, dtype=vectors.dtype, device=vectors.device)
-        return torch.mul(vectors, factor, out=out)
+def _sigma(parameters: NormParameters, given: Tensor) -> Float[Tensor, "batch query"]:
+    """σ in float64, a block of queries at a time: the states need not be there twice."""
+    step = max(1, 2**24 // given[:, :1].numel())
+    made = [parameters.sigma(part.double()).squeeze(-1) for part in given.split(step, dim=1)]
+    return made[0] if len(made) == 1 else torch.cat(made, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +80,7 @@ class Parts:
     @classmethod
     def of_attention(cls, alone: AttentionDecomposition) -> Parts:
         """s_ij: attention alone."""
-        bias = None if alone.bias is None else alone.bias.double().expand(1, 1, -1)
+        bias = None if alone.bias is None else alone.bias.to(alone.total).expand(1, 1, -1)
         return cls(alone, (), 1.0, alone.own, alone.others, bias)
 
     def norm(self, norm: Norm) -> Parts:
@@ -106,19 +96,20 @@ class Parts:
             bias=norm.bias(self.bias),
         )
 
-    def scaled(self, scale: Scale) -> Parts:
+    def scaled(self, scale: Linear) -> Parts:
         """Through a fixed multiplier of the branch."""
         return replace(
             self,
-            linear=(*self.linear, scale.linear),
-            own=None if self.own is None else scale.linear(self.own),
-            others=scale.linear(self.others),
-            bias=None if self.bias is None else scale.linear(self.bias),
+            linear=(*self.linear, scale),
+            own=None if self.own is None else scale(self.own),
+            others=scale(self.others),
+            bias=None if self.bias is None else scale(self.bias),
         )
 
     def residual(self, states: Float[Tensor, "batch query hidden"]) -> Parts:
         """The residual connection: the query's own state, on the diagonal only."""
-        return replace(self, own=states.double() if self.own is None else self.own + states)
+        own = states.to(self.others.dtype) if self.own is None else self.own + states
+        return replace(self, own=own)
 
     # ---- what can be read off
 
@@ -162,3 +153,51 @@ class Parts:
         if self.separate:
             return made
         return made + self.residual_alone[cells.row, cells.i] * (cells.i == cells.j).unsqueeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class Factored:
+    """A scope without an activation: parts, and which of the measured lengths are its own."""
+
+    parts: Parts
+    level: int
+
+    @cached_property
+    def own_length(self) -> Float[Tensor, "batch query"] | None:
+        """‖v_ii‖, or of the residual's column; None where attention alone says it."""
+        own = self.parts.own
+        alone = own is None or own is self.parts.alone.own
+        return None if alone or own is None else own.norm(dim=-1)
+
+    @property
+    def keys(self) -> int:
+        """How many, the residual's column included."""
+        return self.parts.alone.captured.shape[3] + self._column
+
+    @property
+    def _column(self) -> bool:
+        return self.parts.separate and self.own_length is not None
+
+    def rows(
+        self, here: slice, norms: Sequence[Float[Tensor, "batch rows key"]]
+    ) -> Float[Tensor, "batch rows keys"]:
+        """The lengths of some queries, from those of L Σ_h αf."""
+        made, weight = norms[self.level], self.parts.weight
+        if isinstance(weight, Tensor):
+            made = made * weight[:, here].unsqueeze(-1)
+        if self.own_length is None:
+            return made
+        own = self.own_length[:, here]
+        if self._column:
+            return torch.cat([made, own.unsqueeze(-1)], dim=-1)
+        made = made if isinstance(weight, Tensor) else made.clone()
+        made.diagonal(offset=here.start, dim1=-2, dim2=-1).copy_(own)
+        return made
+
+    def at(self, cells: Cells) -> Float[Tensor, "batch cell"]:
+        """The same lengths at some cells."""
+        made, weight = self.parts.alone.factored_at(cells, self.level), self.parts.weight
+        made = made * weight[cells.row, cells.i] if isinstance(weight, Tensor) else made
+        if self.own_length is None or self._column:
+            return made
+        return torch.where(cells.i == cells.j, self.own_length[cells.row, cells.i], made)

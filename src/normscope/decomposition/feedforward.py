@@ -21,8 +21,8 @@ from torch import Tensor
 
 from normscope.decomposition.activations import Activation, gated_shares, secant
 from normscope.decomposition.attention import Cells
-from normscope.decomposition.block import Norm, Parts, Scale
-from normscope.kernels import head_vectors
+from normscope.decomposition.block import Norm, Parts
+from normscope.kernels import Linear, head_vectors
 from normscope.shapes import Float
 
 FFBias = Literal["path", "fixed"]
@@ -104,7 +104,7 @@ class FeedForward:
     parts: Parts  # what enters W_1
     carried: Parts  # what the residual carries: the attention block's own decomposition
     branch: Norm | None  # on the branch
-    scale: Scale | None  # of the branch
+    scale: Linear | None  # of the branch
     after: Norm | None  # on the sum
     ff_bias: FFBias
     memory: int  # bytes for the largest arrays
@@ -162,7 +162,7 @@ class FeedForward:
         made = inner @ self.weights.second.to(dtype)
         if self.branch is not None:
             made = self.branch.linear(made) / of(self.branch.sigma.unsqueeze(-1)).to(dtype)
-        made = made if self.scale is None else self.scale.linear(made)
+        made = made if self.scale is None else self.scale(made)
         stages = [made, made + carried]
         if self.after is not None:
             sigma = of(self.after.sigma.unsqueeze(-1)).to(dtype)
@@ -178,7 +178,7 @@ class FeedForward:
         made: Tensor | None = self._shares.bias
         made = made if self.branch is None else self.branch.bias(made)
         assert made is not None
-        made = made if self.scale is None else self.scale.linear(made)
+        made = made if self.scale is None else self.scale(made)
         summed = made if self.carried.bias is None else made + self.carried.bias
         return [made, summed] if self.after is None else [made, summed, self.after.bias(summed)]
 

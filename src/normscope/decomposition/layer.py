@@ -8,10 +8,10 @@ feed-forward), ``ff``, ``res`` and ``ln`` (the norm after it), each where the la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,15 +19,14 @@ from torch import Tensor
 from normscope.capture.layers import LayerCapture
 from normscope.capture.projection import affine
 from normscope.decomposition.attention import AttentionDecomposition
-from normscope.decomposition.block import Norm, Parts, Scale
+from normscope.decomposition.block import Factored, Norm, Parts
 from normscope.decomposition.feedforward import FeedForward, FFBias, Measured, Weights
-from normscope.kernels import Linear, Scratch
+from normscope.kernels import Kernels, Linear, Scratch
 from normscope.layouts import Attention, Experts, Layout, activation_of, part
 from normscope.norms import norm_of
 from normscope.shapes import Float
 
 Kind = Literal["self", "cross"]
-WEIGHTS = ("attn_w", "attn_res_w")
 
 
 def scopes_of(layout: Layout, kind: Kind) -> tuple[str, ...]:
@@ -59,6 +58,7 @@ class LayerDecomposition:
         ff_bias: FFBias = "path",
         memory: int = 2**31,
         scratch: Scratch | None = None,
+        kernels: Kernels = "auto",
     ) -> None:
         captured = layer.cross if kind == "cross" else layer.attention
         block = layer.layout.cross if kind == "cross" else layer.layout.attention
@@ -68,9 +68,9 @@ class LayerDecomposition:
         self.ff_bias, self.memory = ff_bias, memory
         self.scopes = scopes_of(layer.layout, kind)
         self.dtypes = {captured.output.dtype}  # in which the model computed what is compared
-        self.alone = AttentionDecomposition(captured, scratch)
+        self.alone = AttentionDecomposition(captured, scratch, kernels)
         self._norms: dict[str, Norm] = {}
-        self._scales: dict[str, Scale] = {}
+        self._scales: dict[str, Linear] = {}
 
     # ---- the chain: steps that are linear, and the parts that they make
 
@@ -79,12 +79,14 @@ class LayerDecomposition:
         block, before = self.block, self.layer.layout.ff.before
         if scope == "attn_n":
             return ()
-        steps: list[Norm | Scale | None] = [self._norm(block.branch), self._scale(block.scale)]
+        norms = [self._norm(block.branch)]
+        scale = self._scale(block.scale)
         if scope in ("attn_res_ln_n", "atb", "atb_ln"):
-            steps.append(self._norm(block.after))
+            norms.append(self._norm(block.after))
         if scope == "atb_ln":
-            steps.append(self._norm(before))
-        return tuple(step.linear for step in steps if step is not None)
+            norms.append(self._norm(before))
+        branch, *rest = (() if norm is None else (norm.linear,) for norm in norms)
+        return (*branch, *(() if scale is None else (scale,)), *(s for one in rest for s in one))
 
     @cached_property
     def attention(self) -> Parts:
@@ -116,8 +118,8 @@ class LayerDecomposition:
 
     # ---- measuring
 
-    def measure(self, wanted: Sequence[str]) -> dict[str, Measured]:
-        """The scopes asked for (maps of lengths only), in float64; shared work is done once."""
+    def factored(self, wanted: Sequence[str]) -> dict[str, Factored]:
+        """The scopes asked for that no activation comes before; always ``attn_n``."""
         chain: dict[str, Callable[[], Parts]] = {
             "attn_n": lambda: self.attention,
             "attn_res_n": lambda: self.with_residual,
@@ -125,41 +127,25 @@ class LayerDecomposition:
             "atb": lambda: self.whole_block,
             "atb_ln": lambda: self.into_ff,
         }
-        rest = [name for name in wanted if name not in chain and name not in WEIGHTS]
-        if rest and self.layer.layout.parallel:
+        if self.layer.layout.parallel:
             # It reads the query's own state alone, so all that it adds is the query's own.
-            chain[rest[0]] = lambda: self.with_residual.residual(self._ff_output())
-        chosen = ["attn_n", *(name for name in wanted if name in chain)]
-        made = self._factored(chosen, chain)
-        if rest and not self.layer.layout.parallel:
-            after_ff = [s for s in self.scopes if "_ff" in s]
-            made |= dict(zip(after_ff, self._feed_forward().measure(), strict=True))
-        return {name: made[name] for name in wanted if name in made}
-
-    def _factored(
-        self, chosen: Sequence[str], chain: Mapping[str, Callable[[], Parts]]
-    ) -> dict[str, Measured]:
-        """Scopes without an activation: Gram matrices, and (query, hidden) vectors."""
+            last = self.scopes[-1]
+            chain[last] = lambda: self.with_residual.residual(self._ff_output())
+        chosen = ["attn_n", *(name for name in wanted if name in chain and name != "attn_n")]
         # Scopes with the same L differ off the diagonal by a factor for each query only; an L
         # goes on where the one before it ended.
         steps = {name: self._steps(name) for name in chosen}
         linear = sorted(set(steps.values()), key=len)
-        further = [after[len(before) :] for before, after in pairwise(linear)]
-        summed = dict(zip(linear, self.alone.measure(further).summed, strict=True))
-        made: dict[str, Measured] = {}
-        for name in chosen:
-            parts, norms = chain[name](), summed[steps[name]]
-            if isinstance(parts.weight, Tensor):
-                norms = norms * parts.weight.unsqueeze(-1)
-            if parts.own is not None and name != "attn_n":
-                own = parts.own.norm(dim=-1, keepdim=True)
-                if parts.separate:
-                    norms = torch.cat([norms, own], dim=-1)
-                else:
-                    norms = norms if isinstance(parts.weight, Tensor) else norms.clone()
-                    norms.diagonal(dim1=-2, dim2=-1).copy_(own.squeeze(-1))
-            made[name] = Measured(norms, parts.own, parts.others, parts.bias, parts.cells)
-        return made
+        self.alone.measure([after[len(before) :] for before, after in pairwise(linear)])
+        return {name: Factored(chain[name](), linear.index(steps[name])) for name in chosen}
+
+    def beyond(self, wanted: Sequence[str]) -> dict[str, Measured]:
+        """The scopes asked for behind an activation."""
+        after_ff = [scope for scope in self.scopes if "_ff" in scope]
+        if self.layer.layout.parallel or not set(wanted) & set(after_ff):
+            return {}
+        made = dict(zip(after_ff, self._feed_forward().measure(), strict=True))
+        return {name: made[name] for name in wanted if name in made}
 
     def real(self, scope: str) -> Float[Tensor, "batch query hidden"]:
         """The model's own hidden state at the end of a scope."""
@@ -199,7 +185,7 @@ class LayerDecomposition:
         if self.block.branch is not None:
             made = self.layer.output_of(self.block.branch)
         scale = self._scale(self.block.scale)
-        return made if scale is None else scale.linear(made)
+        return made if scale is None else scale(made)
 
     def _ff_output(self) -> Tensor:
         """What the feed-forward's branch adds to the residual."""
@@ -207,7 +193,7 @@ class LayerDecomposition:
         assert not isinstance(ff, Experts)
         made = self.layer.output_of(ff.branch or ff.second)
         scale = self._scale(ff.scale)
-        return made if scale is None else scale.linear(made)
+        return made if scale is None else scale(made)
 
     # ---- reading the layer's modules
 
@@ -223,13 +209,17 @@ class LayerDecomposition:
             self._norms[path] = Norm.at(parameters, given)
         return self._norms[path]
 
-    def _scale(self, path: str | None) -> Scale | None:
+    def _scale(self, path: str | None) -> Linear | None:
         if path is None:
             return None
         if path not in self._scales:
             found = part(self.layer.module, path)
-            factor = found.detach().double() if isinstance(found, Tensor) else float(found)
-            self._scales[path] = Scale(factor)
+            if isinstance(found, Tensor):
+                factor = found.detach().double()
+            else:  # filled in on the device: nothing is sent there
+                how: Any = {"dtype": torch.float64, "device": self.captured.device}
+                factor = torch.full((), float(found), **how)
+            self._scales[path] = Linear(False, factor)
         return self._scales[path]
 
     def _linear(self, path: str) -> tuple[Tensor, Tensor | None]:

@@ -1,6 +1,26 @@
 """The fast exact forms: norms of sums of vectors without a grid of vectors being built."""
 
-from normscope.kernels.gram import Lengths, Linear, head_vectors, weighted_norms
+from normscope.kernels.backend import Kernels, fused
+from normscope.kernels.gram import (
+    Grams,
+    Linear,
+    cholesky,
+    flash_norms,
+    gram_matrices,
+    head_vectors,
+    quadratic_norms,
+)
 from normscope.kernels.scratch import Scratch
 
-__all__ = ["Lengths", "Linear", "Scratch", "head_vectors", "weighted_norms"]
+__all__ = [
+    "Grams",
+    "Kernels",
+    "Linear",
+    "Scratch",
+    "cholesky",
+    "flash_norms",
+    "fused",
+    "gram_matrices",
+    "head_vectors",
+    "quadratic_norms",
+]

@@ -12,29 +12,46 @@ sixteen digits in the square, which would leave nothing of float32's seven.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normscope.kernels.backend import Kernels, fused
 from normscope.kernels.scratch import Scratch
 from normscope.shapes import Float
 
 # Float64 numbers in the largest temporary array: on a CPU what its caches nearly hold.
 BLOCK = {"cpu": 2**20, "cuda": 2**26}
-# A linear map of the last axis, which may write over what it was given (out=).
-Linear = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Lengths:
-    """What :func:`weighted_norms` gives."""
+class Linear:
+    """v ↦ scale ⊙ (v − mean v), or without the mean: what norms and multipliers do to a vector."""
 
-    summed: list[Float[Tensor, "batch query key"]]  # ‖L Σ_h α f_h(x_j)‖, for each L
+    centred: bool
+    scale: Tensor | None
+
+    def __call__(
+        self, vectors: Float[Tensor, "*rows out"], out: Tensor | None = None
+    ) -> Float[Tensor, "*rows out"]:
+        """The map of the last axis; ``out`` may be ``vectors``."""
+        if self.centred:
+            vectors = torch.sub(vectors, vectors.mean(dim=-1, keepdim=True), out=out)
+        if self.scale is None:
+            return vectors
+        return torch.mul(vectors, self.scale.to(vectors), out=out)
+
+
+@dataclass(frozen=True, eq=False)
+class Grams:
+    """What is known of the keys alone."""
+
+    matrices: list[Float[Tensor, "batch key head head"]]  # L F_j (L F_j)ᵀ, for each L
     single: Float[Tensor, "batch head key"]  # ‖f_h(x_j)‖
-    diagonal: Float[Tensor, "batch query out"] | None  # Σ_h α f_h(x_i), where queries are keys
+    diagonal: Float[Tensor, "batch key out"] | None  # Σ_h a_h f_h(x_j), for the weights given
 
 
 def head_vectors(
@@ -49,54 +66,123 @@ def head_vectors(
     batch, groups, keys, _ = value.shape
     rows = value.to(weight.dtype).transpose(0, 1).flatten(1, 2)  # group (batch key) head_size
     rows = rows.repeat_interleave(len(weight) // groups, dim=0) if groups < len(weight) else rows
+    if out is not None and out.dtype != weight.dtype:  # products of 16 bits, exact in 32
+        out.copy_(wide_product(rows, weight))
+        return out.unflatten(1, (batch, keys))
     return torch.bmm(rows, weight, out=out).unflatten(1, (batch, keys))
 
 
-def weighted_norms(
-    alpha: Float[Tensor, "batch head query key"],
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """A batch of products of 16-bit matrices, added up and given in float32."""
+    try:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    except (TypeError, NotImplementedError, RuntimeError):  # torch before 2.8, or no CUDA
+        return torch.bmm(a.float(), b.float())
+
+
+def gram_matrices(
     value: Float[Tensor, "batch kv_head key head_size"],
     weight: Float[Tensor, "head head_size out"],
     chain: Sequence[Sequence[Linear]] = (),
+    own: Float[Tensor, "batch head key"] | None = None,
     scratch: Scratch | None = None,
-) -> Lengths:
-    """Lengths of αf, then of L_1 αf, of L_2 L_1 αf, …, in float64, a block of keys at a time.
+    kernels: Kernels = "torch",
+) -> Grams:
+    """The Gram matrices of f, then of L_1 f, of L_2 L_1 f, …, in blocks of keys.
 
-    ``weight`` is float64. Each element of ``chain`` says by which steps the next L goes on.
+    They are of the dtype of ``weight``: float64. With 16-bit weights on a GPU, the vectors and
+    their products are float32. Each element of ``chain`` says by which steps the next L goes on.
+    ``own`` are weights of each key, for which the sum of its vectors is wanted.
     """
-    batch, heads, queries, keys = alpha.shape
+    batch, _, keys, _ = value.shape
+    heads, _, out = weight.shape
     scratch = Scratch() if scratch is None else scratch
-    new: Any = {"dtype": torch.float64, "device": alpha.device}
-    # By key first, as they are made; seen from outside by query.
-    summed = [torch.empty((batch, keys, queries), **new) for _ in (None, *chain)]
-    single = torch.empty((batch, heads, keys), **new)
-    own = diagonal = None
-    if queries == keys:
-        own = alpha.diagonal(dim1=-2, dim2=-1).double().unsqueeze(-1)  # batch head query 1
-        diagonal = torch.zeros((batch, queries, weight.shape[-1]), **new)
-    for here in blocks(keys, batch * heads * max(weight.shape[-1], 2 * queries), alpha.device):
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    triton = fused(kernels, value.device) if wide == torch.float64 else None
+    new: Any = {"dtype": wide, "device": value.device}
+    matrices = [torch.empty((batch, keys, heads, heads), **new) for _ in (None, *chain)]
+    diagonal = None if own is None else torch.zeros((batch, keys, out), **new)
+    own = None if own is None else own.to(wide).unsqueeze(-1)
+    for here in blocks(keys, batch * heads * out, value.device):
         size = here.stop - here.start
-        rows = batch * size
-        scaled = scratch.take("scaled", (batch, size, heads, queries), alpha)
-        # Laid out anew: strided operands would make the product copy each small matrix.
-        scaled = scaled.copy_(alpha[..., here].permute(0, 3, 1, 2)).flatten(0, 1)
-        product = scratch.take("product", scaled.shape, alpha)
-        vectors = scratch.take("vectors", (heads, rows, weight.shape[-1]), alpha)
+        vectors = scratch.take("vectors", (heads, batch * size, out), value, wide)
         head_vectors(value[:, :, here], weight, out=vectors)
-        stacked = vectors.transpose(0, 1)  # (batch key) head out
+        if triton is not None and all(len(steps) == 1 for steps in chain):
+            maps = [(step.centred, step.scale) for (step,) in chain]
+            mine = None if own is None else own[:, :, here, 0].transpose(1, 2).flatten(0, 1)
+            found, summed = triton.gram_matrices(vectors, maps, mine)
+            for made, grams in zip(matrices, found, strict=True):
+                made[:, here] = grams.unflatten(0, (batch, -1))
+            if diagonal is not None:
+                diagonal[:, here] = summed.unflatten(0, (batch, -1))
+            continue
         if own is not None and diagonal is not None:
             for head in range(heads):  # no array of all heads' products
                 mine = vectors[head].view(batch, size, -1)
                 diagonal[:, here].addcmul_(own[:, head, here], mine)
-        for steps, norms in zip(((), *chain), summed, strict=True):
+        stacked = vectors.transpose(0, 1)  # (batch key) head out
+        for steps, made in zip(((), *chain), matrices, strict=True):
             for step in steps:
                 step(vectors, out=vectors)
-            grams = torch.bmm(stacked, stacked.transpose(1, 2))
-            if norms is summed[0]:
-                lengths = grams.diagonal(dim1=1, dim2=2).unflatten(0, (batch, -1))
-                single[:, :, here] = lengths.transpose(1, 2).sqrt()
-            squares = torch.bmm(grams, scaled, out=product).mul_(scaled).sum(dim=1)
+            made[:, here] = torch.bmm(stacked, stacked.transpose(1, 2)).unflatten(0, (batch, -1))
+    single = matrices[0].diagonal(dim1=2, dim2=3).transpose(1, 2).sqrt()
+    return Grams(matrices, single, diagonal)
+
+
+def quadratic_norms(
+    alpha: Float[Tensor, "batch head query key"],
+    matrices: Sequence[Float[Tensor, "batch key head head"]],
+    scratch: Scratch | None = None,
+    kernels: Kernels = "torch",
+) -> list[Float[Tensor, "batch query key"]]:
+    """(aᵀ G_j a)^½ for every query and key and each of several G, in float64."""
+    batch, heads, queries, keys = alpha.shape
+    if (triton := fused(kernels, alpha.device)) is not None:
+        wide = [grams.double() for grams in matrices]
+        made: list[Tensor] = triton.quadratic_norms(alpha, wide, dtype=torch.float64)[0]
+        return made
+    scratch = Scratch() if scratch is None else scratch
+    # By key first, as they are made; seen from outside by query.
+    new: Any = {"dtype": torch.float64, "device": alpha.device}
+    made = [torch.empty((batch, keys, queries), **new) for _ in matrices]
+    for here in blocks(keys, batch * heads * 2 * queries, alpha.device):
+        scaled = scratch.take("scaled", (batch, here.stop - here.start, heads, queries), alpha)
+        # Laid out anew: strided operands would make the product copy each small matrix.
+        scaled = scaled.copy_(alpha[..., here].permute(0, 3, 1, 2)).flatten(0, 1)
+        product = scratch.take("product", scaled.shape, alpha)
+        for grams, norms in zip(matrices, made, strict=True):
+            squares = torch.bmm(grams[:, here].double().flatten(0, 1), scaled, out=product)
+            squares = squares.mul_(scaled).sum(dim=1)
             norms[:, here] = squares.clamp_min_(0).sqrt_().unflatten(0, (batch, -1))
-    return Lengths([norms.transpose(1, 2) for norms in summed], single, diagonal)
+    return [norms.transpose(1, 2) for norms in made]
+
+
+def flash_norms(
+    scores: Any, matrices: Sequence[Float[Tensor, "batch key head head"]], here: slice
+) -> list[Float[Tensor, "batch rows key"]]:
+    """The same for weights that are never written down (16-bit queries and keys), in float32."""
+    from normscope.kernels import triton
+
+    how = {"scaling": scores.scaling, "causal": scores.causal, "mask": scores.mask}
+    return [
+        triton.flash_norms(scores.query, scores.key, scores.lse, factors, rows=here, **how)
+        for factors in matrices
+    ]
+
+
+def cholesky(grams: Float[Tensor, "batch key head head"]) -> Float[Tensor, "batch key head head"]:
+    """Φ with ΦΦᵀ = G, in float32; a G that has no full rank is helped by its own rounding."""
+    made = torch.empty(grams.shape, dtype=torch.float32, device=grams.device)
+    identity = torch.eye(grams.shape[-1], dtype=torch.float64, device=grams.device)
+    for here in blocks(grams.shape[1], 4 * grams[:, 0].numel(), grams.device):
+        wide = grams[:, here].double()
+        factors, failed = torch.linalg.cholesky_ex(wide)
+        if bool(failed.any()):
+            size = wide.diagonal(dim1=2, dim2=3).mean(dim=-1)[..., None, None]
+            helped = torch.linalg.cholesky_ex(wide + 1e-12 * size * identity)[0]
+            factors = torch.where((failed != 0)[..., None, None], helped, factors)
+        made[:, here] = factors
+    return made
 
 
 def blocks(length: int, cost: int, device: torch.device) -> Iterator[slice]:

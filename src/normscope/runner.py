@@ -1,0 +1,170 @@
+"""Batches through a model, one after another.
+
+On a GPU, launching the many small operations of an analysis one by one takes longer than they do.
+Batches of a shape that comes again are therefore recorded as a CUDA graph, the model's own forward
+pass included, and replayed.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from normscope.capture import capture
+from normscope.capture.layers import LayerCapture, capture_layers, layers_of
+from normscope.collector import Collector, Options
+from normscope.contributions import Contributions
+from normscope.reductions import Reductions
+from normscope.signature import Signature
+from normscope.tokens import Tokens
+
+LONG = 1024  # tokens from which attention weights are no longer kept as a whole
+SEEN = 2  # batches of a shape that are run as they are before it is recorded
+
+Known = Sequence[Mapping[str, Tokens | None]] | None
+
+
+class Runner:
+    """One model with one choice of maps; keeps the graphs of the shapes it has seen."""
+
+    def __init__(
+        self, model: nn.Module, maps: tuple[str, ...], options: Options, signature: Signature
+    ) -> None:
+        self.model, self.maps, self.options, self.signature = model, maps, options, signature
+        self.seen: Counter[Any] = Counter()
+        self.graphs: dict[Any, _Graph | None] = {}  # None: this shape cannot be recorded
+
+    def run(
+        self, inputs: Mapping[str, Any], known: Known = None
+    ) -> Sequence[Contributions | Reductions]:
+        """One result for each row of a batch."""
+        return self.collect(inputs, known).results(self.signature)
+
+    def collect(self, inputs: Mapping[str, Any], known: Known = None) -> Collector:
+        """The same before it is brought to the CPU and judged."""
+        collector = Collector(self.model, inputs, self.maps, self.options, known)
+        shape = self._shape(inputs, collector)
+        self.seen[shape] += 1
+        if shape is None or self.seen[shape] <= SEEN:
+            self._forward(inputs, collector)
+            return collector
+        if shape not in self.graphs:
+            self.graphs[shape] = self._record(inputs)
+        graph = self.graphs[shape]
+        if graph is None:
+            self._forward(inputs, collector)
+            return collector
+        return graph.replay(inputs, known)
+
+    def _forward(self, inputs: Mapping[str, Any], collector: Collector) -> None:
+        attention = self._attention(inputs)
+        record = (
+            capture_layers(self.model, _with_progress(self.model, collector), attention=attention)
+            if collector.whole_layers
+            else capture(self.model, collector.attention, attention=attention)
+        )
+        # A cache costs memory and is not read here; FSMT even drops its causal mask for it.
+        uncached = "use_cache" not in inputs and "use_cache" in accepted_by(self.model)
+        extra = {"use_cache": False} if uncached else {}
+        with evaluating(self.model), torch.no_grad(), record:
+            self.model(**inputs, **extra)
+
+    def _attention(self, inputs: Mapping[str, Any]) -> Literal["auto", "eager", "fused"]:
+        """The model's eager attention while its weights are small: bit for bit what it does."""
+        chosen = self.options.attention
+        lengths = [t.shape[1] for t in inputs.values() if isinstance(t, Tensor) and t.dim() > 1]
+        small = max(lengths, default=0) <= LONG
+        unfit = self.options.heads == "each" or any("_ff" in name for name in self.maps)
+        return "eager" if chosen == "auto" and (small or unfit) else chosen
+
+    # ---- graphs
+
+    def _shape(self, inputs: Mapping[str, Any], collector: Collector) -> Any:
+        """What a recorded batch must have in common with another; None: not to be recorded."""
+        tensors = {k: v for k, v in inputs.items() if isinstance(v, Tensor)}
+        devices = {p.device for p in self.model.parameters()}
+        unfit = self.options.reduce or any("_ff" in name for name in self.maps)
+        if unfit or len(devices) != 1 or next(iter(devices)).type != "cuda":
+            return None
+        where = tuple(p.data_ptr() for p in self.model.parameters())  # graphs read at addresses
+        facts = tuple((k, v.shape, v.dtype) for k, v in tensors.items())
+        others = tuple((k, repr(v)) for k, v in inputs.items() if k not in tensors)
+        return facts, others, collector.padded, where
+
+    def _record(self, inputs: Mapping[str, Any]) -> _Graph | None:
+        kept = {k: v.clone() if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        collector = Collector(self.model, kept, self.maps, self.options)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            with torch.cuda.graph(graph):
+                self._forward(kept, collector)
+        except RuntimeError:  # the model looks at its numbers on the way
+            torch.cuda.synchronize()
+            return None
+        return _Graph(graph, kept, collector)
+
+
+class _Graph:
+    """A recorded batch: its inputs can be written over, and all comes out anew."""
+
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, inputs: Mapping[str, Any], collector: Collector
+    ) -> None:
+        self.graph, self.inputs, self.collector = graph, inputs, collector
+
+    def replay(self, inputs: Mapping[str, Any], known: Known) -> Collector:
+        for name, tensor in self.inputs.items():
+            if isinstance(tensor, Tensor):
+                tensor.copy_(inputs[name])
+        self.graph.replay()
+        self.collector.known = known
+        return self.collector
+
+
+def _with_progress(model: nn.Module, collector: Collector) -> Callable[[LayerCapture], None]:
+    """A bar over the layers where a feed-forward makes them slow, on a terminal only."""
+    from tqdm import tqdm
+
+    slow = any("_ff" in name for name in collector.maps)
+    bar = tqdm(
+        total=len(layers_of(model)), desc="layers", leave=False, disable=None if slow else True
+    )
+
+    def take(layer: LayerCapture) -> None:
+        collector.layer(layer)
+        bar.update()
+        if bar.n >= (bar.total or 0):
+            bar.close()
+
+    return take
+
+
+def accepted_by(model: nn.Module) -> frozenset[str]:
+    """The names of a model's inputs."""
+    return _accepted(type(model).forward)
+
+
+@functools.cache
+def _accepted(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, every module's own mode again outside."""
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

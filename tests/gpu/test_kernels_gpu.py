@@ -1,0 +1,79 @@
+"""The Triton kernels on a GPU, against dense float64 arithmetic, at the sizes of real layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+pytest.importorskip("triton")
+
+from test_kernels_triton import (
+    CHAINS,
+    INTERPRETED,
+    Step,
+    check_cancelling,
+    check_flash,
+    check_gram,
+    check_quadratic,
+    check_rows,
+    seeded,
+)
+
+if INTERPRETED:
+    pytest.skip("Triton interprets in this process", allow_module_level=True)
+
+__all__ = ["seeded"]  # a fixture
+SHAPES = [
+    *((1, 1, 1, 1), (2, 12, 257, 513), (1, 16, 128, 128), (3, 25, 77, 65), (1, 32, 200, 300)),
+    *((1, 40, 31, 33), (1, 64, 65, 64), (1, 128, 33, 17)),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quadratic_norms(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    check_quadratic(shape, dtype, torch.float32, "cuda")
+
+
+@pytest.mark.parametrize("steps", CHAINS)
+@pytest.mark.parametrize(
+    ("heads", "rows", "size"), [(1, 1, 1), (12, 515, 768), (16, 64, 1024), (32, 33, 4096)]
+)
+def test_gram_matrices(heads: int, rows: int, size: int, steps: list[Step]) -> None:
+    check_gram(heads, rows, size, steps, own=True, device="cuda")
+
+
+@pytest.mark.parametrize("heads", [2, 12, 32, 64])
+def test_cancelling_heads(heads: int) -> None:
+    check_cancelling(heads, 301, 768, "cuda")
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [33, 768, 5120])
+def test_row_lengths(size: int, dtype: torch.dtype, centred: bool) -> None:
+    check_rows(77, size, dtype, centred, affine=size != 768, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [(1, 1), (12, 12), (32, 8), (14, 2), (6, 2), (64, 8)])
+def test_flash_norms(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    check_flash(heads, (130, 257), 64, dtype, device="cuda")
+
+
+@pytest.mark.parametrize("size", [32, 48, 80, 128, 192, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flash_norms_of_head_sizes(size: int, dtype: torch.dtype) -> None:
+    check_flash((8, 2), (100, 100), size, dtype, device="cuda")
+
+
+@pytest.mark.parametrize("masked", ["", "padded", "added"])
+@pytest.mark.parametrize("window", [None, 1, 50])
+@pytest.mark.parametrize("causal", [True, False])
+def test_flash_norms_of_masks(causal: bool, window: int | None, masked: str) -> None:
+    check_flash(
+        (8, 4), (190, 211), 64, torch.bfloat16, causal, window, masked, batch=2, device="cuda"
+    )

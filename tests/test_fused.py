@@ -1,0 +1,213 @@
+"""Weights made from queries and keys, a block at a time, and maps that are reduced on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+from tiny import tokenizer
+
+import normscope
+from normscope.architectures import FAMILIES, tiny_inputs, tiny_model
+from normscope.capture import scores, seam
+from normscope.capture.layout import Layout
+from normscope.capture.seam import why_not_fused
+from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.maps import available
+
+FACTORED = ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n", "atb", "atb_ln")
+# Attention that is not the softmax of scaled products and a mask, or not through the interface.
+OTHERS = {
+    *("mpnet", "deberta-v2", "gptj", "gpt_neo", "bloom", "falcon", "falcon (grouped)"),
+    *("falcon (alibi)", "fsmt", "gemma2", "gemma3", "gpt_oss", "nllb-moe"),
+}
+BIASED = {"t5", "mt5", "umt5"}  # plain but for a bias that their calls bring along
+
+
+def maps_of(model: Any) -> list[str]:
+    has = {name for names in available(model).values() for name in names}
+    return [name for name in FACTORED if name in has]
+
+
+def parts_of(result: Any) -> list[Any]:
+    return list(result.parts.values()) or [result]
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scores.BLOCK, "cpu", 250)  # two or three queries at a time
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in OTHERS])
+def test_fused_is_eager(name: str) -> None:
+    """The same maps, ratios and shares; many eager softmaxes round to float32, ours does not."""
+    model: Any = tiny_model(name)
+    assert why_not_fused(Layout(model)) is None
+    inputs, maps = tiny_inputs(name), maps_of(model)
+    one = normscope.analyze_inputs(model, inputs, maps=maps, attention="eager")
+    other = normscope.analyze_inputs(model, inputs, maps=maps, attention="fused")
+    assert ("path:interface" if name in BIASED else "path:fused") in other[0].signature
+    for a, b in zip(one, other, strict=True):
+        for p, q in zip(parts_of(a), parts_of(b), strict=True):
+            assert max(q.error.values()) < 1e-6  # what is left is the model's norms in float32
+            for array, same in zip(p._arrays().values(), q._arrays().values(), strict=True):
+                assert_allclose(same.values, array.values, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", sorted(OTHERS))
+def test_other_attention_is_refused_by_name_and_left_to_eager(name: str) -> None:
+    model, inputs = tiny_model(name), tiny_inputs(name)
+    with pytest.raises(UnsupportedModelError, match=r"fused.*not possible.*\(.*(Attention|Self)"):
+        normscope.analyze_inputs(model, inputs, attention="fused")
+    with normscope.capture(model, attention="auto") as captures, torch.no_grad():
+        model(**inputs)
+    assert {c.path for c in captures} <= {"interface", "watched"}
+
+
+def test_the_model_runs_as_it_would_alone() -> None:
+    for name in ("llama", "bert", "marian"):
+        model, inputs = tiny_model(name), tiny_inputs(name)
+        with torch.no_grad():
+            alone = model(**inputs)[0]
+            with normscope.capture(model, attention="fused") as captures:
+                captured = model(**inputs)[0]
+        assert torch.equal(alone, captured)
+        assert {c.path for c in captures} == {"fused"}
+        for c in captures:
+            assert_allclose(c.alpha.sum(dim=-1), torch.ones(c.shape[:3]), rtol=1e-12)
+            assert_allclose(c.reconstruct(), c.output, atol=1e-12)
+
+
+def test_nested_with_eager_it_is_eager_for_both() -> None:
+    model, inputs = tiny_model("llama"), tiny_inputs("llama")
+    with torch.no_grad(), normscope.capture(model, attention="fused") as outer:
+        with normscope.capture(model) as inner:
+            model(**inputs)
+        model(**inputs)
+    assert [c.path for c in inner] == ["interface"] * len(inner)
+    assert [c.path for c in outer] == ["interface"] * len(inner) + ["fused"] * len(inner)
+
+
+def test_left_padding_and_a_window() -> None:
+    model: Any = tiny_model("mistral")
+    model.config.sliding_window = 3
+    inputs = tiny_inputs("mistral")
+    mask = inputs["attention_mask"].flip(1)
+    one = normscope.analyze_inputs(model, {**inputs, "attention_mask": mask}, attention="eager")
+    other = normscope.analyze_inputs(model, {**inputs, "attention_mask": mask}, attention="fused")
+    for a, b in zip(one, other, strict=True):
+        assert (a["attn_n"].values == 0).any()
+        assert_allclose(b["attn_n"].values, a["attn_n"].values, rtol=1e-5, atol=1e-6)
+
+
+def test_long_inputs_are_fused_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normscope.runner.LONG", 8)
+    model, inputs = tiny_model("llama"), tiny_inputs("llama")
+    assert "path:fused" in normscope.analyze_inputs(model, inputs)[0].signature
+    each = normscope.analyze_inputs(model, inputs, heads="each")[0]
+    assert "path:interface" in each.signature
+
+
+def test_weights_that_are_not_the_models_are_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scale that is off by a hundredth is seen at the rows that are checked."""
+    right = scores.scores_of
+
+    def wrong(*args: Any) -> Any:
+        from dataclasses import replace
+
+        made = right(*args)
+        return replace(made, scaling=made.scaling * 1.01)
+
+    monkeypatch.setattr(seam, "scores_of", wrong)
+    with pytest.raises(ExactnessError, match=r"attn_w of model\.layers\.0"):
+        normscope.analyze_inputs(tiny_model("llama"), tiny_inputs("llama"), attention="fused")
+
+
+# ---------------------------------------------------------------------------------- reductions
+
+
+@pytest.mark.parametrize("attention", ["eager", "fused"])
+@pytest.mark.parametrize("name", ["bert", "llama", "marian"])
+def test_reductions_are_those_of_the_maps(name: str, attention: str) -> None:
+    model: Any = tiny_model(name)
+    inputs, maps = tiny_inputs(name), maps_of(model)
+    names = ("mixing_ratio", "row_sum", "argmax", "top3", "category")
+    whole = normscope.analyze_inputs(model, inputs, maps=maps, attention=attention)
+    chosen = [str(int(i)) for i in inputs["input_ids"].flatten()[:2]]
+    reduced = normscope.analyze_inputs(
+        model, inputs, maps=maps, attention=attention, reduce=names,
+        categories={"first": chosen[:1], "second": chosen},
+    )  # fmt: skip
+    for a, b in zip(whole, reduced, strict=True):
+        for p, q in zip(parts_of(a), parts_of(b), strict=True):
+            assert q.tokens == p.tokens
+            assert q.categories == ("first", "second", "other")
+            assert max(q.error.values()) < 1e-6
+            for kind in maps:
+                if kind in p:
+                    _compare(p, q, kind, chosen)
+
+
+def _compare(whole: Any, reduced: Any, name: str, chosen: list[str]) -> None:
+    array = whole[name].values
+    assert_allclose(reduced.mixing_ratio[name], whole.mixing_ratio[name].values, rtol=1e-12)
+    assert_allclose(reduced.row_sum[name], array.sum(axis=-1), rtol=1e-12)
+    ranks = min(3, array.shape[-1])
+    order = np.argsort(-array, axis=-1, kind="stable")[..., :ranks]
+    values = np.take_along_axis(array, order, axis=-1)
+    assert_allclose(reduced.top_value[name][..., :ranks], values, rtol=1e-12)
+    keys = reduced.top_key[name][..., :ranks]
+    assert keys.min() >= 0
+    assert_allclose(np.take_along_axis(array, keys, axis=-1), values, rtol=1e-12)
+    assert (reduced.argmax[name] == keys[..., 0]).all()
+    strings = whole.key_tokens.strings
+    of = [0 if s == chosen[0] else 1 if s == chosen[1] else 2 for s in strings]
+    sums = np.stack([array[..., : len(of)][..., np.array(of) == c].sum(axis=-1) for c in range(3)])
+    assert_allclose(reduced.category[name], np.moveaxis(sums, 0, -1), rtol=1e-12)
+
+
+def test_more_ranks_than_keys_are_empty() -> None:
+    model, inputs = tiny_model("bert"), tiny_inputs("bert")
+    for result in normscope.analyze_inputs(model, inputs, reduce=("top9",)):
+        real = len(result.tokens)
+        assert (result.top_key["attn_n"][..., real:] == -1).all()
+        assert (result.top_value["attn_n"][..., real:] == 0).all()
+        assert len(result.top("attn_n", 0, 0)) == real
+        for query in range(real):
+            assert sorted(result.top_key["attn_n"][0, query, :real]) == list(range(real))
+
+
+def test_reductions_of_texts_know_their_tokens() -> None:
+    model: Any = tiny_model("bert")
+    texts = ["the cat sat", "the dog"]
+    results = normscope.analyze(
+        model, tokenizer(), texts, reduce=("argmax", "category"), categories={"the": ["the"]}
+    )
+    whole = normscope.analyze(model, tokenizer(), texts)
+    for reduced, result in zip(results, whole, strict=True):
+        at = [s == "the" for s in result.tokens.strings]
+        expected = result["attn_n"].values[..., at].sum(axis=-1)
+        assert_allclose(reduced.category["attn_n"][..., 0], expected, rtol=1e-12)
+        assert not reduced.top_key
+        assert not reduced.mixing_ratio
+        plain = reduced.to_dict()
+        assert plain["tokens"] == list(result.tokens.strings)
+        assert "reduce:argmax,category" in plain["signature"]
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    ({"reduce": ("top",)}, "unknown reduction: 'top'; valid are mixing_ratio"),
+    ({"reduce": ("top0",)}, "unknown reduction"),
+    ({"reduce": ("argmax",), "heads": "each"}, "not single heads"),
+    ({"reduce": ("argmax",), "maps": ["atb_ff"]}, r"not maps behind a feed-forward \(atb_ff\)"),
+    ({"reduce": ("category",)}, "go together: give both"),
+    ({"reduce": ("argmax",), "categories": {"a": ["b"]}}, "go together: give both"),
+    ({"reduce": ("category",), "categories": {"a": "b"}}, "a list of tokens, not a string"),
+    ({"attention": "flash"}, "one of auto, eager, fused"),
+])  # fmt: skip
+def test_bad_input_says_what_is_valid(how: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        normscope.analyze_inputs(tiny_model("bert"), tiny_inputs("bert"), **how)

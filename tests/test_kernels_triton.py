@@ -1,0 +1,319 @@
+"""The Triton kernels against dense float64 arithmetic, on the CPU through Triton's interpreter.
+
+Triton decides when it is imported whether it interprets, so these run in a process of their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+kernels: Any = None
+if INTERPRETED or torch.cuda.is_available():
+    kernels = importlib.import_module("normscope.kernels.triton")
+interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="run by test_in_the_interpreter, in a process of its own"
+)
+WIDE = torch.float64
+Step = tuple[bool, bool]  # whether the mean is taken off, whether there is a γ
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=INTERPRETED)
+def repaired_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6's takes int() of an array with one element, which NumPy 2.4 refuses."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+# ---- the checks, for any device
+
+
+def numbers(*shape: int, dtype: torch.dtype = WIDE, device: str = "cpu") -> Tensor:
+    return torch.randn(*shape, dtype=WIDE, device=device).to(dtype)
+
+
+def check_quadratic(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, made: torch.dtype, device: str = "cpu"
+) -> None:
+    batch, heads, queries, keys = shape
+    # By (batch, query, head, key) in memory, and every other key: strides of all kinds.
+    alpha = torch.rand(batch, queries, heads, 2 * keys, dtype=WIDE, device=device)
+    alpha = alpha.to(dtype).transpose(1, 2)[..., ::2]
+    f = [numbers(batch, keys, heads, 40, device=device) for _ in range(2)]
+    scale = torch.rand(batch, queries, dtype=WIDE, device=device)
+    grams = [x @ x.mT for x in f]
+    maps, mean = kernels.quadratic_norms(alpha, grams, [None, scale], mean=True, dtype=made)
+    wide = alpha.double()
+    plain, scaled = (torch.einsum("bhqk,bkhd->bqkd", wide, x).norm(dim=-1) for x in f)
+    rtol = 1e-12 if made == WIDE else 2e-7
+    torch.testing.assert_close(maps[0], plain.to(made), rtol=rtol, atol=0)
+    torch.testing.assert_close(maps[1], (scaled * scale[..., None]).to(made), rtol=rtol, atol=0)
+    torch.testing.assert_close(mean, wide.mean(dim=1).float(), rtol=2e-7, atol=0)
+    (alone,), none = kernels.quadratic_norms(alpha, grams[:1], dtype=made)
+    assert none is None
+    assert torch.equal(alone, maps[0])
+
+
+def check_gram(
+    heads: int, rows: int, size: int, steps: list[Step], own: bool, device: str = "cpu"
+) -> None:
+    f = numbers(heads, rows, size, device=device) + 3  # a mean to take off
+    weights = numbers(rows, heads, device=device) if own else None
+    chain = [(centred, numbers(size, device=device) if g else None) for centred, g in steps]
+    grams, summed = kernels.gram_matrices(f, chain, weights)
+    if weights is None:
+        assert summed is None
+    else:
+        close(summed, torch.einsum("nh,hnd->nd", weights, f))
+    assert len(grams) == 1 + len(chain)
+    vectors = f.transpose(0, 1)
+    for gram, (centred, gamma) in zip(grams, [(False, None), *chain], strict=True):
+        vectors = vectors - vectors.mean(dim=-1, keepdim=True) if centred else vectors
+        vectors = vectors if gamma is None else vectors * gamma
+        close(gram, vectors @ vectors.mT, at_least=float(grams[0].norm()))
+
+
+def check_cancelling(heads: int, rows: int, size: int, device: str = "cpu") -> None:
+    """The last head undoes all but a hundredth of the others, before and after a LayerNorm."""
+    f = numbers(heads, rows, size, device=device)
+    alpha = (torch.rand(heads, rows, dtype=WIDE, device=device) + 0.1).float()
+    wide = alpha.double().unsqueeze(-1)
+    f[-1] = -0.99 * (wide * f)[:-1].sum(dim=0) / wide[-1]
+    gamma = numbers(size, device=device)
+    grams, _ = kernels.gram_matrices(f, [(True, gamma)])
+    maps, _ = kernels.quadratic_norms(
+        alpha.view(1, heads, 1, rows), [gram.unsqueeze(0) for gram in grams]
+    )
+    whole = (wide * f).sum(dim=0)
+    after = (whole - whole.mean(dim=-1, keepdim=True)) * gamma
+    for got, vectors in zip(maps, (whole, after), strict=True):
+        torch.testing.assert_close(got[0, 0].double(), vectors.norm(dim=-1), rtol=2e-6, atol=0)
+
+
+def check_rows(
+    rows: int, size: int, dtype: torch.dtype, centred: bool, affine: bool, device: str = "cpu"
+) -> None:
+    def new(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+        return numbers(*shape, dtype=kind, device=device)
+
+    total, own = new(rows, size, kind=torch.float32), new(rows, size, kind=WIDE)
+    output, x, given, normed = (new(rows, size) for _ in range(4))
+    bias, gamma, beta = (new(size) if affine else None for _ in range(3))
+    eps = 1e-5
+
+    def linear(v: Tensor) -> Tensor:
+        v = v - v.mean(dim=-1, keepdim=True) if centred else v
+        return v if gamma is None else v * gamma.double()
+
+    constant = torch.zeros_like(own) if bias is None else bias.double().expand(rows, -1)
+    shift = 0 if beta is None else beta.double()
+    others = total.double() - constant - own
+    spread = given.double() - (given.double().mean(dim=-1, keepdim=True) if centred else 0)
+    sigma = (spread.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+    whole = total.double() + x.double()
+    wanted = {
+        "own": own,
+        "others": others,
+        "gap": total.double() - output.double(),
+        "own_residual": own + x.double(),
+        "gap_residual": whole - given.double(),
+        "sigma": sigma,
+        "own_norm": linear(own + x.double()) / sigma,
+        "others_norm": linear(others) / sigma,
+        "bias_norm": linear(constant) / sigma + shift,
+        "gap_norm": linear(whole) / sigma + shift - normed.double(),
+    }
+    made = kernels.row_lengths(
+        total, output, bias=bias, own=own, residual=x, after_residual=given,
+        gamma=gamma, beta=beta, centred=centred, eps=eps, after_norm=normed,
+    )  # fmt: skip
+    for name, vectors in wanted.items():
+        close(getattr(made, name), vectors.norm(dim=-1), name)
+    short = kernels.row_lengths(total, output)
+    close(short.others, total.double().norm(dim=-1))
+    assert float(short.own.sum()) == 0
+    assert short.own_residual is None
+    middle = kernels.row_lengths(total, output, residual=x, after_residual=given)
+    close(middle.own_residual, x.double().norm(dim=-1))
+    assert middle.sigma is None
+
+
+def check_flash(
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    size: int,
+    dtype: torch.dtype,
+    causal: bool = True,
+    window: int | None = None,
+    masked: str = "",
+    batch: int = 1,
+    device: str = "cpu",
+) -> None:
+    (many, few), (queries, keys) = heads, lengths
+    query = numbers(batch, many, queries, size, dtype=dtype, device=device)
+    # As models have them: (batch, key, head, size) in memory.
+    key = numbers(batch, keys, few, size, dtype=dtype, device=device).transpose(1, 2)
+    factors = numbers(batch, keys, many, many, dtype=torch.float32, device=device)
+    mask: Tensor | None = None
+    i = torch.arange(queries, device=device).unsqueeze(1) + keys - queries
+    j = torch.arange(keys, device=device)
+    seen = torch.ones(batch, many, queries, keys, dtype=torch.bool, device=device)
+    seen &= (j <= i) if causal else True
+    seen &= (j > i - window) if window is not None else True
+    scores = query.double() @ key.double().repeat_interleave(many // few, dim=1).mT
+    scores = scores * size**-0.5
+    if masked == "padded":  # the first keys of the last row; its first queries see nothing
+        mask = torch.ones(batch, 1, queries, keys, dtype=torch.bool, device=device)
+        mask[-1, ..., : keys // 3] = False
+    elif masked == "added":
+        mask = numbers(1, many, queries, keys, dtype=torch.float32, device=device)
+        mask[..., ::3] = -torch.inf
+        scores = scores + mask.double()
+    seen &= mask if masked == "padded" and mask is not None else True
+    scores = scores.masked_fill(~seen, -torch.inf)
+    lse = scores.logsumexp(dim=-1)
+    alpha = (scores - lse.masked_fill(lse.isinf(), 0).unsqueeze(-1)).exp()
+    norms = torch.einsum("bhqk,bkhr->bqkr", alpha, factors.double()).norm(dim=-1)
+
+    how: dict[str, Any] = {"causal": causal, "window": window, "mask": mask}
+    got = kernels.attention_lse(query, key, scaling=size**-0.5, **how)
+    torch.testing.assert_close(got, lse.float(), rtol=2e-6, atol=5e-6)
+    made = kernels.flash_norms(query, key, got, factors, scaling=size**-0.5, **how)
+    assert (made[norms == 0] == 0).all()
+    torch.testing.assert_close(made, norms.float(), rtol=2e-5, atol=1e-6)
+    rows = slice(queries // 3, queries // 3 + max(queries // 2, 1))
+    some = kernels.flash_norms(query, key, got, factors, scaling=size**-0.5, rows=rows, **how)
+    torch.testing.assert_close(some, made[:, rows], rtol=2e-6, atol=1e-6)
+
+
+def close(got: Tensor, wanted: Tensor, name: str = "", at_least: float = 1e-300) -> None:
+    """Equal up to the rounding of float64 sums of parts that are ``at_least`` so large."""
+    assert got.dtype == WIDE
+    gap = float((got - wanted).norm() / wanted.norm().clamp_min(at_least))
+    assert gap < 1e-13, (name, gap)
+
+
+# ---- on the CPU
+
+SHAPES = [(1, 1, 1, 1), (2, 12, 7, 33), (1, 5, 17, 9), (1, 16, 3, 4), (1, 33, 5, 6), (1, 128, 2, 3)]
+
+
+@interpreted
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quadratic_norms(shape: tuple[int, int, int, int]) -> None:
+    check_quadratic(shape, torch.float32, torch.float32)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_quadratic_norms_of_other_dtypes(dtype: torch.dtype) -> None:
+    check_quadratic((2, 4, 140, 5), dtype, torch.float64)
+
+
+CHAINS: list[list[Step]] = [
+    [],
+    [(True, True)],
+    [(False, True)],
+    [(True, False)],
+    [(False, True), (True, True)],
+    [(True, True), (False, True), (True, False)],
+]
+
+
+@interpreted
+@pytest.mark.parametrize("steps", CHAINS)
+@pytest.mark.parametrize(("heads", "rows", "size"), [(1, 1, 1), (12, 5, 70), (17, 3, 32)])
+def test_gram_matrices(heads: int, rows: int, size: int, steps: list[Step]) -> None:
+    check_gram(heads, rows, size, steps, own=True)
+
+
+@interpreted
+def test_gram_matrices_of_many_heads() -> None:
+    check_gram(40, 3, 20, [(True, True)], own=True)
+    check_gram(3, 4, 20, [(True, True)], own=False)
+
+
+@interpreted
+@pytest.mark.parametrize("heads", [2, 12, 32])
+def test_cancelling_heads(heads: int) -> None:
+    check_cancelling(heads, 9, 96)
+
+
+@interpreted
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "size", "dtype", "affine"),
+    [(1, 2, torch.float32, True), (5, 33, torch.bfloat16, True), (3, 64, torch.float16, False)],
+)
+def test_row_lengths(rows: int, size: int, dtype: torch.dtype, affine: bool, centred: bool) -> None:
+    check_rows(rows, size, dtype, centred, affine)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (6, 2)])
+def test_flash_norms(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    check_flash(heads, (37, 37), 32, dtype)
+
+
+@interpreted
+@pytest.mark.parametrize("size", [32, 48, 80, 128, 192, 256])
+def test_flash_norms_of_head_sizes(size: int) -> None:
+    check_flash((2, 1), (5, 7), size, torch.bfloat16)
+
+
+@interpreted
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 70), (33, 33), (9, 40), (65, 130)])
+@pytest.mark.parametrize("window", [None, 1, 7])
+def test_flash_norms_of_lengths(lengths: tuple[int, int], window: int | None) -> None:
+    check_flash((4, 2), lengths, 32, torch.float32, window=window)
+
+
+@interpreted
+@pytest.mark.parametrize("masked", ["", "padded", "added"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_flash_norms_of_masks(causal: bool, masked: str) -> None:
+    check_flash((4, 2), (19, 21), 32, torch.float32, causal=causal, masked=masked, batch=2)
+
+
+@interpreted
+def test_a_row_that_sees_nothing() -> None:
+    query, key = numbers(1, 2, 3, 32), numbers(1, 2, 3, 32)
+    mask = torch.tensor([True, False, True]).view(1, 1, 3, 1).expand(1, 1, 3, 3)
+    how = {"scaling": 0.1, "causal": False, "mask": mask}
+    lse = kernels.attention_lse(query.float(), key.float(), **how)
+    assert lse[0, :, 1].isneginf().all()
+    assert lse[0, :, ::2].isfinite().all()
+    factors = numbers(1, 3, 2, 2, dtype=torch.float32)
+    norms = kernels.flash_norms(query.float(), key.float(), lse, factors, **how)
+    assert (norms[0, 1] == 0).all()
+    assert (norms[0, ::2] > 0).all()
