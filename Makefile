@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types test-lowest bench clean
+.PHONY: help demo test lint types test-lowest test-gpu bench clean
 
 help:  ## show this list
 	@echo "make GOAL [PYTHON=python3.12]"
@@ -34,6 +34,9 @@ types: $(VENV)/.installed  ## mypy over src and tests
 
 test-lowest: $(VENV_LOWEST)/.installed  ## every test, lowest versions claimed (downloads several GB)
 	$(PYTEST:python=$(VENV_LOWEST)/bin/python)
+
+test-gpu:  ## the kernels on a CUDA device, with the Python that is active
+	PYTHONPATH=src python -m pytest -q -p no:cacheprovider tests/gpu
 
 bench: $(VENV)/.installed  ## time and memory, beside the plain forward pass and the dense form
 	$(VENV)/bin/normscope bench --lengths 128,512

@@ -21,7 +21,7 @@ from normscope.capture import capture
 
 ROOT = Path(__file__).parent.parent
 PEAK_OF_CHILD = bench._peak_of_child  # before it is replaced
-OURS = ["2020", "2021", "matmul", "2024"]
+OURS = ["2020", "2021", "matmul", "2024", "reduce"]
 WORKS = ["forward", "eager", *OURS, "dense float64", "dense float32"]
 
 
@@ -83,22 +83,23 @@ def test_groups_ask_for_the_maps_that_there_are(
     asked = []
     original = bench.ours
 
-    def noting(model: Any, inputs: Any, maps: Any) -> Any:
-        asked.append(tuple(maps))
+    def noting(model: Any, inputs: Any, maps: Any, *, reduce: bool) -> Any:
+        asked.append((*maps, *(["reduced"] if reduce else [])))
         assert list(inputs) == ["input_ids"]
         assert torch.backends.cuda.matmul.allow_tf32 == tf32
-        return original(model, inputs, maps)
+        return original(model, inputs, maps, reduce=reduce)
 
     monkeypatch.setattr(bench, "ours", noting)
     tf32 = True
     measured(folder, tf32=True)
     assert not torch.backends.cuda.matmul.allow_tf32
     through = ("atb_ff", "atb_ff_res", "atb_ff_res_ln")
-    assert [*dict.fromkeys(asked)] == [bench.GROUPS["2020"], bench.GROUPS["2021"], through]
+    reduced = (*bench.GROUPS["reduce"], "reduced")
+    assert asked == [bench.GROUPS["2020"], bench.GROUPS["2021"], through, reduced]
     tf32 = False
     monkeypatch.setattr(bench, "FF_LENGTH", 7)
     rows = measured(folder, dense=False)
-    assert [*rows] == ["forward", "eager", "2020", "2021", "2024"]
+    assert [*rows] == ["forward", "eager", "2020", "2021", "2024", "reduce"]
     assert rows["2024"]["ms"] is None
     assert "--maps 2024" in rows["2024"]["note"]
     rows = measured(folder, dense=False, groups=["2024"])  # asked for by name
@@ -114,7 +115,7 @@ def test_groups_ask_for_the_maps_that_there_are(
 def test_what_a_model_lacks_is_left_out() -> None:
     settings = Settings(dense=False)
     works = {work.name: work for work in bench.plan(settings, tiny_model("mixtral"), 8)}
-    assert [*works] == ["forward", "eager", "2020", "2021", "2024"]
+    assert [*works] == ["forward", "eager", "2020", "2021", "2024", "reduce"]
     assert works["2024"].call is None  # experts are not taken apart
     assert works["2024"].note == "the model has none of these maps"
     assert works["forward"].attention == works["2020"].attention == "sdpa"

@@ -18,7 +18,7 @@ import normscope
 from normscope.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.capture import Capture, Projection
 from normscope.decomposition import AttentionDecomposition
-from normscope.decomposition.attention import DRAWS, HEADS, MAPS, Positions
+from normscope.decomposition.attention import DRAWS, HEADS, MAPS, Cells, Positions
 from normscope.errors import ExactnessError, InputError
 from normscope.kernels import gram_matrices, quadratic_norms
 from normscope.kernels.gram import BLOCK
@@ -51,7 +51,8 @@ def test_family_maps_equal_loops(name: str) -> None:
 
 def everything(captured: Capture) -> Positions:
     batch, _, queries, keys = captured.shape
-    return Positions(*(torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys)))
+    real, there = (torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys))
+    return Positions(real, there)
 
 
 def maps_of(taken: AttentionDecomposition, heads: str) -> dict[str, Tensor]:
@@ -257,13 +258,19 @@ def test_gap_sees_a_dropped_bias() -> None:
         assert gap.min() > 1e-3 if bound is None else gap.max() < bound
 
 
+def drawn_of(taken: AttentionDecomposition, real: Tensor, layer: int) -> Cells:
+    drawn = Positions(real, real).cells(layer)
+    assert drawn is not None
+    return taken.at(*drawn)
+
+
 def test_spot_check_sees_one_wrong_factor() -> None:
     model: Any = tiny_model("llama")
     with torch.no_grad(), normscope.capture(model) as captures:
         model(**tiny_inputs("llama"))
     taken = AttentionDecomposition(captures[0])
     real = torch.ones(3, 9, dtype=torch.bool)
-    drawn = [taken.at(*Positions(real, real).cells(layer)) for layer in range(DRAWS)]
+    drawn = [drawn_of(taken, real, layer) for layer in range(DRAWS)]
     for heads in HEADS:
         for name, array in maps_of(taken, heads).items():
             right = [taken.spot_check(name, cells.of(array), cells) for cells in drawn]
@@ -282,7 +289,7 @@ def test_spot_check_draws_real_positions_only() -> None:
     array = maps_of(taken, "sum")["attn_n"]
     array = array.masked_fill(~(real[:, :, None] & real[:, None, :]), torch.nan)
     for layer in range(DRAWS):
-        cells = taken.at(*Positions(real, real).cells(layer))
+        cells = drawn_of(taken, real, layer)
         assert taken.spot_check("attn_n", cells.of(array), cells).max() < 1e-14
 
 

@@ -61,7 +61,8 @@ def test_scopes_of_every_family(name: str) -> None:
 
 def everything(captured: Capture) -> Positions:
     batch, _, queries, keys = captured.shape
-    return Positions(*(torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys)))
+    real, there = (torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys))
+    return Positions(real, there)
 
 
 @pytest.mark.parametrize("ff_bias", FF_BIASES)
@@ -80,6 +81,7 @@ def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
                 assert made.values is not None
                 seen.add(f"{captured.kind} {scope}")
                 assert made.gap.max() < 1e-9, scope
+                assert made.spot is not None
                 assert made.spot.max() < 1e-9, scope
                 assert made.values.min() >= 0
                 extra = captured.kind == "cross" and scope not in ("attn_w", "attn_n")

@@ -96,9 +96,8 @@ MUTATIONS = {
     ),
     "σ taken from each part": (
         "decomposition/block.py",
-        "return cls(parameters, parameters.sigma(given.double()).squeeze(-1))",
-        "return cls(parameters, parameters.sigma(given.double() - given.double().mean(dim=1, "
-        "keepdim=True)).squeeze(-1))",
+        "made = [sigma(part.double()).squeeze(-1) for part in given.split(step, dim=1)]",
+        "made = [sigma(given.double() - given.double().mean(dim=1, keepdim=True)).squeeze(-1)]",
         "test_layers.py::test_bert_block_against_loops",
     ),
     "β dropped": (

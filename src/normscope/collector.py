@@ -123,9 +123,9 @@ class Collector:
         if not part.reduce:
             keep("transformed_norm", "", alone.transformed_norm)
         for name, one in made.items():
-            part.errors.setdefault(name, []).append(
-                torch.maximum(worst(one.gap), one.spot.to(home))
-            )
+            error = worst(one.gap)
+            error = error if one.spot is None else torch.maximum(error, one.spot.to(home))
+            part.errors.setdefault(name, []).append(error)
             if one.values is not None:
                 keep("map", name, one.values)
             for kind, reduced in one.reduced.items():
@@ -146,7 +146,7 @@ class Collector:
         if found is None:
             queries, keys = self.real(captured)
             reduce = self._reduce(captured, keys) if self.options.reduce else None
-            found = _Part(Positions(queries, keys), self.padded, reduce)
+            found = _Part(Positions(queries, keys, EVERY), self.padded, reduce)
             self.parts[captured.stack, captured.kind] = found
         return found
 
@@ -310,7 +310,7 @@ class Collector:
         found = Reductions(mine, theirs, categories, error, source=signature)
         order = np.concatenate([np.cumsum(there) - 1, [int(there.sum())]])  # the residual last
         for (kind, name), array in arrays.items():
-            rows = array[:, b][:, here]
+            rows = array[b][:, here]
             if kind == "top_key":
                 padding = np.append(~there, False)[rows]
                 rows = np.where(padding, -1, order[rows])
@@ -348,7 +348,7 @@ class Collector:
         axes = ("layer", *(["head"] if each else []), "query", "key")
 
         def labelled(what: str, name: str, axes: tuple[str, ...]) -> LabelledArray:
-            array = arrays[what, name][:, b]
+            array = arrays[what, name][b]
             for axis, label in enumerate(axes):
                 if label == "query" and not here.all():
                     array = array.compress(here, axis=axis)
@@ -442,7 +442,7 @@ class _Part:
         there = self.positions
         if there.queries.device == device:
             return there
-        return Positions(there.queries.to(device), there.keys.to(device))
+        return Positions(there.queries.to(device), there.keys.to(device), there.every)
 
     def reduce_on(self, device: torch.device) -> Reduce | None:
         """What to keep of the maps, with its arrays on a layer's own device."""
@@ -451,8 +451,9 @@ class _Part:
         return replace(self.reduce, category=self.reduce.category.to(device))
 
     def fetch(self) -> dict[tuple[str, str], np.ndarray]:
-        """(layer, row, …) arrays on the CPU."""
-        return {what: torch.stack(found).cpu().numpy() for what, found in self.arrays.items()}
+        """(row, layer, …) arrays on the CPU."""
+        # By row first: what belongs to one text then lies together.
+        return {w: torch.stack(found, dim=1).cpu().numpy() for w, found in self.arrays.items()}
 
     def real(self, b: int) -> tuple[np.ndarray, np.ndarray]:
         """Which queries and which keys of a row are real."""
@@ -477,6 +478,7 @@ def _leaked(captured: Capture, real: Positions) -> tuple[Tensor, Tensor]:
     return torch.cat(values, dim=1), torch.cat(indices, dim=1)
 
 
+EVERY = 3  # one layer in so many has cells computed again the slow way
 OTHER = "other"  # tokens of no category
 
 

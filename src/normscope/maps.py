@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from normscope.capture.layers import layers_of
 from normscope.decomposition.attention import (
     BOUNDS,
+    TF32,
     TINY,
     AttentionDecomposition,
     Cells,
     Positions,
     ratio,
 )
-from normscope.decomposition.block import Factored, Parts
+from normscope.decomposition.block import Factored, Known, Parts
 from normscope.decomposition.layer import LayerDecomposition, scopes_of
 from normscope.decomposition.rows import Reduce, Rows
 from normscope.errors import InputError, UnsupportedModelError
@@ -37,7 +38,7 @@ class Map:
 
     values: Float[Tensor, "batch *head query key"] | None  # None where it was reduced
     gap: Float[Tensor, "batch query"]  # to the model's own state, relative to the parts
-    spot: Float[Tensor, " batch"]  # to the definition, at random cells
+    spot: Float[Tensor, " batch"] | None  # to the definition, at random cells of some layers
     mixing_ratio: Float[Tensor, "batch query"] | None = None
     bias_share: Float[Tensor, "batch query"] | None = None
     reduced: Mapping[str, Tensor] = field(default_factory=dict)
@@ -47,12 +48,14 @@ def each_head(
     taken: AttentionDecomposition, wanted: Sequence[str], positions: Positions
 ) -> dict[str, Map]:
     """``attn_w`` and ``attn_n`` of every head."""
-    cells = taken.at(*positions.cells(taken.captured.layer))
+    cells = _cells(taken, positions)
     weighted = taken.each("attn_n")
     gap = taken.gap(weighted.sum(dim=(1, 3)))
     made = {name: weighted if name == "attn_n" else taken.each(name) for name in wanted}
     return {
-        name: Map(values, gap, taken.spot_check(name, cells.of(values), cells))
+        name: Map(
+            values, gap, None if cells is None else taken.spot_check(name, cells.of(values), cells)
+        )
         for name, values in made.items()
     }
 
@@ -64,8 +67,9 @@ def attention_maps(
     reduce: Reduce | None = None,
 ) -> dict[str, Map]:
     """The maps of attention alone, heads summed: ``attn_w`` and ``attn_n``."""
-    return _factored_maps(taken, {"attn_n": Factored(Parts.of_attention(taken), 0)}, wanted,
-                          positions, reduce)  # fmt: skip
+    known = Known.of(parts := Parts.of_attention(taken), taken.captured.output)
+    scope = Factored(taken, 0, known, False, parts.cells)
+    return _factored_maps(taken, {"attn_n": scope}, wanted, positions, reduce)
 
 
 def layer_maps(
@@ -76,14 +80,16 @@ def layer_maps(
 ) -> dict[str, Map]:
     """All maps of one attention and of what follows it in its layer."""
     scopes = taken.factored(wanted)
-    made = _factored_maps(taken.alone, scopes, wanted, positions, reduce, taken.real)
+    made = _factored_maps(taken.alone, scopes, wanted, positions, reduce)
     beyond = taken.beyond(wanted)
-    if beyond:
-        cells = taken.alone.at(*positions.cells(taken.captured.layer))
+    cells = _cells(taken.alone, positions) if beyond else None
     for name, one in beyond.items():
         bias = _length(one.bias, one.others)
         gap = _gap(one.whole(), taken.real(name), one.norms.sum(dim=-1) + bias)
-        spot = _spot(cells.of(one.norms), one.cells(cells), one.norms.mean(dim=-1), cells)
+        spot = None
+        if cells is not None:
+            mean = one.norms.mean(dim=-1)
+            spot = _spot(cells.of(one.norms), one.cells(cells), mean, cells)
         made[name] = Map(one.norms, gap, spot, ratio(one.others, one.own), bias)
     return {name: made[name] for name in wanted if name in made}
 
@@ -94,7 +100,6 @@ def _factored_maps(
     wanted: Sequence[str],
     positions: Positions,
     reduce: Reduce | None,
-    real: Callable[[str], Tensor] | None = None,
 ) -> dict[str, Map]:
     """Maps that come from Gram matrices or from the weights, in one pass over the queries."""
     batch, _, queries, keys = taken.captured.shape
@@ -119,9 +124,12 @@ def _factored_maps(
                 diagonal = own if diagonal is None else torch.cat([diagonal, own], dim=1)
         if "attn_res_w" in made:
             made["attn_res_w"].add(here, _residual_weights(weights, here, separate=separate))
-    cells = taken.at(*positions.cells(taken.captured.layer))
+    cells = _cells(taken, positions)
     sums = {name: rows.sums for name, rows in made.items() if rows.sums is not None}
-    gap = taken.gap(sums["attn_n"])
+    gaps = {
+        name: scope.known.difference / (sums[name] + scope.known.bias).clamp_min(TINY)
+        for name, scope in scopes.items()
+    }
     maps: dict[str, Map] = {}
     for name, rows in made.items():
         if name not in wanted:
@@ -130,25 +138,31 @@ def _factored_maps(
             factor = 1 if name == "attn_w" else 2
             whole = sums["attn_w"]
             mixing = (whole if diagonal is None else whole - diagonal) / factor
-            spot = made["attn_w"].values
-            seen = cells.alpha.mean(dim=-1) if spot is None else cells.of(spot)
-            checked = taken.spot_check("attn_w", seen, cells)
-            maps[name] = Map(rows.values, gap, checked, mixing, None, rows.reduced)
+            checked = None
+            if cells is not None:
+                kept = made["attn_w"].values
+                seen = cells.alpha.mean(dim=-1) if kept is None else cells.of(kept)
+                checked = taken.spot_check("attn_w", seen, cells)
+            maps[name] = Map(rows.values, gaps["attn_n"], checked, mixing, None, rows.reduced)
             continue
-        scope = scopes[name]
-        parts = scope.parts
-        seen = cells.of(rows.values) if rows.values is not None else scope.at(cells)
-        share = _length(parts.bias, parts.others)
-        if name == "attn_n":
-            checked, gaps = taken.spot_check(name, seen, cells), gap
-        else:
-            assert real is not None
-            whole = parts.whole() if parts.bias is None else parts.whole() + parts.bias
-            gaps = _gap(whole, real(name), sums[name] + share)
-            checked = _spot(seen, parts.cells(cells), sums[name] / counts[name], cells)
-        mixing = ratio(parts.others, parts.own)
-        maps[name] = Map(rows.values, gaps, checked, mixing, share, rows.reduced)
+        scope, checked = scopes[name], None
+        if cells is not None:
+            seen = scope.at(cells) if rows.values is None else cells.of(rows.values)
+            if name == "attn_n":
+                checked = taken.spot_check(name, seen, cells)
+            else:
+                mean = sums[name] / counts[name]
+                checked = _spot(seen, scope.cells(cells), mean, cells)
+        maps[name] = Map(
+            rows.values, gaps[name], checked, scope.mixing_ratio(), scope.known.bias, rows.reduced
+        )
     return {name: maps[name] for name in wanted if name in maps}
+
+
+def _cells(taken: AttentionDecomposition, positions: Positions) -> Cells | None:
+    """The cells that this layer is judged by; None where it is not its turn."""
+    drawn = positions.cells(taken.captured.layer)
+    return None if drawn is None else taken.at(*drawn)
 
 
 NOTHING = Reduce()  # keeps a map's row sums alone
@@ -234,4 +248,6 @@ def _refuse_unknown_layers(model: nn.Module) -> None:
 
 def bound_of(dtypes: set[torch.dtype]) -> float:
     """The largest gap that is rounding where numbers of these dtypes take part."""
-    return max(BOUNDS.get(dtype, BOUNDS[torch.float32]) for dtype in dtypes)
+    bound = max(BOUNDS.get(dtype, BOUNDS[torch.float32]) for dtype in dtypes)
+    # TF32 keeps ten bits of what is multiplied; who allowed it has it in the model itself.
+    return max(bound, TF32) if torch.backends.cuda.matmul.allow_tf32 else bound

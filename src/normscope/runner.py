@@ -77,10 +77,14 @@ class Runner:
             self.model(**inputs, **extra)
 
     def _attention(self, inputs: Mapping[str, Any]) -> Literal["auto", "eager", "fused"]:
-        """The model's eager attention while its weights are small: bit for bit what it does."""
+        """On a CPU eager attention while its weights are small: bit for bit what the model does.
+
+        On a GPU the model's own fused attention, which can be recorded as a graph.
+        """
         chosen = self.options.attention
         lengths = [t.shape[1] for t in inputs.values() if isinstance(t, Tensor) and t.dim() > 1]
         small = max(lengths, default=0) <= LONG
+        small = small and next(self.model.parameters()).device.type == "cpu"
         unfit = self.options.heads == "each" or any("_ff" in name for name in self.maps)
         return "eager" if chosen == "auto" and (small or unfit) else chosen
 

@@ -150,6 +150,7 @@ def check_layers(
                 taken = LayerDecomposition(layer, captured.kind, ff_bias=ff_bias)
                 positions = Positions(real, there)
                 for name, made in layer_maps(taken, taken.scopes, positions).items():
+                    assert made.spot is not None
                     gap = max(float(made.gap.max()), float(made.spot.max()))
                     limit = bound_of(taken.dtypes) if bound is None else bound
                     if not gap <= limit:
@@ -173,7 +174,7 @@ def _gap(captured: Capture) -> float:
     positions = Positions(real[0], real[1])
     made = attention_maps(taken, MAPS, positions), each_head(taken, MAPS, positions)
     gaps = [gap for maps in made for one in maps.values() for gap in (one.gap, one.spot)]
-    return float(torch.stack([gap.max() for gap in gaps]).max())
+    return float(torch.stack([gap.max() for gap in gaps if gap is not None]).max())
 
 
 def _state(model: nn.Module) -> list[Any]:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a CUDA device", allow_module_level=True)
-pytest.importorskip("triton")
-
-from test_kernels_triton import (
+from kernel_checks import (
     CHAINS,
-    INTERPRETED,
     Step,
     check_cancelling,
     check_flash,
     check_gram,
     check_quadratic,
     check_rows,
-    seeded,
 )
 
-if INTERPRETED:
-    pytest.skip("Triton interprets in this process", allow_module_level=True)
 
-__all__ = ["seeded"]  # a fixture
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
 SHAPES = [
     *((1, 1, 1, 1), (2, 12, 257, 513), (1, 16, 128, 128), (3, 25, 77, 65), (1, 32, 200, 300)),
     *((1, 40, 31, 33), (1, 64, 65, 64), (1, 128, 33, 17)),

@@ -14,14 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.capture.layout import Layout
 from normscope.capture.projection import Projection, project, projection_of
-from normscope.capture.scores import Scores
+from normscope.capture.scores import Scores, lowest
 from normscope.errors import UnsupportedModelError
 from normscope.shapes import Bool, Float
-
-
-def lowest(dtype: torch.dtype) -> float:
-    """The lowest number in a mask: float32's in float64 too, as most softmaxes are in float32."""
-    return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,14 @@ from torch import Tensor, nn
 from normscope.kernels.backend import fused
 from normscope.shapes import Float
 
+
+def lowest(dtype: torch.dtype) -> float:
+    """The lowest number in a mask: float32's in float64 too, as most softmaxes are in float32."""
+    return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
+
+
 # Weights (of all heads) that a block may hold.
-BLOCK = {"cpu": 2**22, "cuda": 2**27}
+BLOCK = {"cpu": 2**22, "cuda": 2**26}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +69,18 @@ class Scores:
         step = max(1, most // (batch * (heads if written else 1) * keys))
         return (slice(i, min(i + step, queries)) for i in range(0, queries, step))
 
+    @cached_property
+    def _whole(self) -> Float[Tensor, "batch head query key"] | None:
+        """All weights, where they fit into a block."""
+        if self.shape.numel() > BLOCK.get(self.device.type, BLOCK["cuda"]):
+            return None
+        # A row that sees nothing becomes even, as in eager attention; it is padding.
+        return self._scores(slice(0, self.shape[2]), lowest(self.dtype)).softmax(dim=-1)
+
     def rows(self, here: slice) -> Float[Tensor, "batch head rows key"]:
         """The weights of some queries."""
+        if self._whole is not None:
+            return self._whole[:, :, here]
         made = self._scores(here).sub_(self.lse[:, :, here].unsqueeze(-1)).exp_()
         return made.nan_to_num_(0.0) if self.mask is not None else made  # rows that see nothing
 
@@ -95,6 +111,8 @@ class Scores:
 
     def diagonal(self) -> Float[Tensor, "batch head query"]:
         """The weight of each query for itself."""
+        if self._whole is not None:
+            return self._whole.diagonal(dim1=-2, dim2=-1)
         key = self.key.repeat_interleave(self.shape[1] // self.key.shape[1], dim=1)
         scores = (self.query.to(self.dtype) * key.to(self.dtype)).sum(dim=-1) * self.scaling
         if self.mask is not None:
@@ -104,7 +122,9 @@ class Scores:
             )
         return (scores - self.lse).exp().nan_to_num(0.0)
 
-    def _scores(self, here: slice) -> Float[Tensor, "batch head rows key"]:
+    def _scores(
+        self, here: slice, hidden: float = -torch.inf
+    ) -> Float[Tensor, "batch head rows key"]:
         query = self.query[:, :, here].to(self.dtype) * self.scaling
         key = self.key.to(self.dtype)
         groups, rows = key.shape[1], query.shape[2]
@@ -113,7 +133,7 @@ class Scores:
         if self.mask is not None:
             mask = self.mask[:, :, here]
             made = (
-                made.masked_fill_(~mask, -torch.inf)
+                made.masked_fill_(~mask, hidden)
                 if mask.dtype == torch.bool
                 else made.add_(mask.to(made.dtype))
             )

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normscope.capture.layout import Layout, attention_of, configs_of, uses_interface
-from normscope.capture.recorder import Pending, Recorder, lowest
-from normscope.capture.scores import is_plain, is_plain_call, scores_of
+from normscope.capture.recorder import Pending, Recorder
+from normscope.capture.scores import is_plain, is_plain_call, lowest, scores_of
 from normscope.errors import UnsupportedModelError
 
 NAME = "normscope"  # the attention implementation's name; names containing "flash" are special

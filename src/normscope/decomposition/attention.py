@@ -42,6 +42,7 @@ BOUNDS = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
+TF32 = 5e-3  # where torch.backends.cuda.matmul.allow_tf32 is set
 TINY = torch.finfo(torch.float64).tiny
 CELLS = 2  # of each row of a batch and each layer, computed again the slow way
 DRAWS = 64  # layers with cells of their own
@@ -54,8 +55,12 @@ class Positions:
     queries: Bool[Tensor, "batch query"]
     keys: Bool[Tensor, "batch key"]
 
-    def cells(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Queries and keys, (batch, CELLS), of the cells that a layer is judged by."""
+    every: int = 1  # which layers are looked at: each, or one in so many
+
+    def cells(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Queries and keys, (batch, CELLS), of the cells that a layer is judged by, if it is."""
+        if layer % self.every:
+            return None
         i, j = self._drawn
         return i[layer % DRAWS], j[layer % DRAWS]
 

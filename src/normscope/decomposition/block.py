@@ -16,14 +16,14 @@ a column of its own, the last.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from normscope.decomposition.attention import AttentionDecomposition, Cells
+from normscope.decomposition.attention import TINY, AttentionDecomposition, Cells
 from normscope.kernels import Linear
 from normscope.norms import NormParameters
 from normscope.shapes import Float
@@ -34,12 +34,15 @@ class Norm:
     """A normalisation whose σ is held at what the whole vector gave it, biases included."""
 
     parameters: NormParameters
-    sigma: Float[Tensor, "batch query"]
+    given: Float[Tensor, "batch query hidden"]  # what it acted on
 
-    @classmethod
-    def at(cls, parameters: NormParameters, given: Float[Tensor, "batch query hidden"]) -> Norm:
-        """The norm as it acted on ``given``."""
-        return cls(parameters, _sigma(parameters, given))
+    @cached_property
+    def sigma(self) -> Float[Tensor, "batch query"]:
+        """What it divided by, in float64, a block of queries at a time."""
+        given, sigma = self.given, self.parameters.sigma
+        step = max(1, 2**24 // given[:, :1].numel())
+        made = [sigma(part.double()).squeeze(-1) for part in given.split(step, dim=1)]
+        return made[0] if len(made) == 1 else torch.cat(made, dim=1)
 
     @cached_property
     def linear(self) -> Linear:
@@ -57,13 +60,6 @@ class Norm:
             return None if beta is None else beta.double().expand(1, 1, -1)
         made = self(bias)
         return made if beta is None else made + beta
-
-
-def _sigma(parameters: NormParameters, given: Tensor) -> Float[Tensor, "batch query"]:
-    """σ in float64, a block of queries at a time: the states need not be there twice."""
-    step = max(1, 2**24 // given[:, :1].numel())
-    made = [parameters.sigma(part.double()).squeeze(-1) for part in given.split(step, dim=1)]
-    return made[0] if len(made) == 1 else torch.cat(made, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,38 +152,63 @@ class Parts:
 
 
 @dataclass(frozen=True, eq=False)
+class Known:
+    """Lengths of (query, hidden) vectors of one scope, (batch, query) each."""
+
+    own: Tensor  # ‖v_ii‖, or of the residual's column
+    others: Tensor
+    bias: Tensor
+    difference: Tensor  # of the parts and the bias to the model's own state
+    weight: Tensor | float  # w_i
+
+    @classmethod
+    def of(cls, parts: Parts, real: Float[Tensor, "batch query hidden"]) -> Known:
+        """By torch's operations."""
+        others = parts.others.norm(dim=-1)
+        none = torch.zeros_like(others)
+        whole = parts.whole() if parts.bias is None else parts.whole() + parts.bias
+        return cls(
+            none if parts.own is None else parts.own.norm(dim=-1),
+            others,
+            none if parts.bias is None else parts.bias.norm(dim=-1) + none,
+            (whole - real).norm(dim=-1),
+            parts.weight,
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class Factored:
-    """A scope without an activation: parts, and which of the measured lengths are its own."""
+    """A scope without an activation: its vectors' lengths, and which Gram matrices are its own."""
 
-    parts: Parts
+    alone: AttentionDecomposition
     level: int
-
-    @cached_property
-    def own_length(self) -> Float[Tensor, "batch query"] | None:
-        """‖v_ii‖, or of the residual's column; None where attention alone says it."""
-        own = self.parts.own
-        alone = own is None or own is self.parts.alone.own
-        return None if alone or own is None else own.norm(dim=-1)
+    known: Known
+    residual: bool  # whether a residual connection has been passed
+    cells: Callable[[Cells], Tensor]  # v_ij at some cells, the slow way
 
     @property
     def keys(self) -> int:
         """How many, the residual's column included."""
-        return self.parts.alone.captured.shape[3] + self._column
+        return self.alone.captured.shape[3] + self._column
 
     @property
     def _column(self) -> bool:
-        return self.parts.separate and self.own_length is not None
+        return self.residual and self.alone.own is None
+
+    def mixing_ratio(self) -> Float[Tensor, "batch query"]:
+        """‖others‖ / (‖others‖ + ‖own‖)."""
+        return self.known.others / (self.known.others + self.known.own).clamp_min(TINY)
 
     def rows(
         self, here: slice, norms: Sequence[Float[Tensor, "batch rows key"]]
     ) -> Float[Tensor, "batch rows keys"]:
         """The lengths of some queries, from those of L Σ_h αf."""
-        made, weight = norms[self.level], self.parts.weight
+        made, weight = norms[self.level], self.known.weight
         if isinstance(weight, Tensor):
             made = made * weight[:, here].unsqueeze(-1)
-        if self.own_length is None:
+        if not self.residual:
             return made
-        own = self.own_length[:, here]
+        own = self.known.own[:, here]
         if self._column:
             return torch.cat([made, own.unsqueeze(-1)], dim=-1)
         made = made if isinstance(weight, Tensor) else made.clone()
@@ -196,8 +217,8 @@ class Factored:
 
     def at(self, cells: Cells) -> Float[Tensor, "batch cell"]:
         """The same lengths at some cells."""
-        made, weight = self.parts.alone.factored_at(cells, self.level), self.parts.weight
+        made, weight = self.alone.factored_at(cells, self.level), self.known.weight
         made = made * weight[cells.row, cells.i] if isinstance(weight, Tensor) else made
-        if self.own_length is None or self._column:
+        if not self.residual or self._column:
             return made
-        return torch.where(cells.i == cells.j, self.own_length[cells.row, cells.i], made)
+        return torch.where(cells.i == cells.j, self.known.own[cells.row, cells.i], made)

@@ -9,7 +9,7 @@ feed-forward), ``ff``, ``res`` and ``ln`` (the norm after it), each where the la
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from normscope.capture.layers import LayerCapture
 from normscope.capture.projection import affine
-from normscope.decomposition.attention import AttentionDecomposition
-from normscope.decomposition.block import Factored, Norm, Parts
+from normscope.decomposition.attention import AttentionDecomposition, Cells
+from normscope.decomposition.block import Factored, Known, Norm, Parts
 from normscope.decomposition.feedforward import FeedForward, FFBias, Measured, Weights
-from normscope.kernels import Kernels, Linear, Scratch
+from normscope.kernels import Kernels, Linear, Scratch, fused
 from normscope.layouts import Attention, Experts, Layout, activation_of, part
 from normscope.norms import norm_of
 from normscope.shapes import Float
@@ -137,7 +137,83 @@ class LayerDecomposition:
         steps = {name: self._steps(name) for name in chosen}
         linear = sorted(set(steps.values()), key=len)
         self.alone.measure([after[len(before) :] for before, after in pairwise(linear)])
-        return {name: Factored(chain[name](), linear.index(steps[name])) for name in chosen}
+        levels = {name: linear.index(steps[name]) for name in chosen}
+        known = self._known_in_one_pass(chosen)
+        if known is not None:
+            return {
+                name: Factored(self.alone, levels[name], known[name], name != "attn_n",
+                               partial(self._cells, steps[name], known[name]))
+                for name in chosen
+            }  # fmt: skip
+        made = {name: chain[name]() for name in chosen}
+        return {
+            name: Factored(self.alone, levels[name], Known.of(parts, self.real(name)),
+                           name != "attn_n", parts.cells)
+            for name, parts in made.items()
+        }  # fmt: skip
+
+    def _cells(
+        self, steps: Sequence[Linear], known: Known, cells: Cells
+    ) -> Float[Tensor, "batch cell hidden"]:
+        """v_ij = w_i L(Σ_h αf + δ_ij x_i) at some cells of a plain block."""
+        assert self.captured.residual is not None
+        states = self.captured.residual[cells.row, cells.i].double()
+        made = cells.vectors.sum(dim=2) + states * (cells.i == cells.j).unsqueeze(-1)
+        for step in steps:
+            made = step(made)
+        weight = known.weight
+        return (
+            made * weight[cells.row, cells.i].unsqueeze(-1) if isinstance(weight, Tensor) else made
+        )
+
+    def _known_in_one_pass(self, chosen: Sequence[str]) -> dict[str, Known] | None:
+        """The lengths that scopes need, by one kernel, where the block is a plain one."""
+        triton = fused(self.alone.kernels, self.captured.device)
+        block, own, residual = self.block, self.alone.own, self.captured.residual
+        plain = block.branch is None and block.scale is None and not self.layer.layout.parallel
+        plain = plain and not (block.after and "atb_ln" in chosen)
+        if triton is None or not plain or own is None or residual is None:
+            return None
+        path = block.after or (self.layer.layout.ff.before if "atb_ln" in chosen else None)
+        how: dict[str, Any] = {}
+        if len(chosen) > 1:
+            how = {"residual": residual.flatten(0, 1), "after_residual": _rows(self._summed())}
+        norm = self._norm(path) if how else None
+        if norm is not None:
+            form = norm.parameters
+            how |= {"gamma": form.scale, "beta": form.bias, "centred": form.centred}
+            how |= {"eps": form.eps, "after_norm": _rows(self.layer.output_of(path or ""))}
+        found = triton.row_lengths(
+            _rows(self.alone.reconstructed),
+            _rows(self.captured.output),
+            bias=self.alone.bias,
+            own=_rows(own),
+            **how,
+        )
+        shape = residual.shape[:2]
+
+        def known(own: Tensor, others: Tensor, bias: Tensor, gap: Tensor, weight: Any) -> Known:
+            return Known(own.view(shape), others.view(shape), bias, gap.view(shape), weight)
+
+        share = self.alone.bias_share()
+        made = {"attn_n": known(found.own, found.others, share, found.gap, 1.0)}
+        if len(chosen) > 1:
+            made["attn_res_n"] = known(
+                found.own_residual, found.others, share, found.gap_residual, 1.0
+            )
+        if norm is not None:
+            normed = known(
+                found.own_norm,
+                found.others_norm,
+                found.bias_norm.view(shape),
+                found.gap_norm,
+                1 / found.sigma.view(shape),
+            )
+            made |= {"attn_res_ln_n": normed, "atb_ln": normed}
+        made["atb"] = (
+            made["attn_res_ln_n" if block.after else "attn_res_n"] if how else made["attn_n"]
+        )
+        return made
 
     def beyond(self, wanted: Sequence[str]) -> dict[str, Measured]:
         """The scopes asked for behind an activation."""
@@ -206,7 +282,7 @@ class LayerDecomposition:
             name = f"{self.layer.name}.{path}"
             parameters = norm_of(module, given, self.layer.output_of(path), name)
             self.dtypes.add(parameters.dtype)
-            self._norms[path] = Norm.at(parameters, given)
+            self._norms[path] = Norm(parameters, given)
         return self._norms[path]
 
     def _scale(self, path: str | None) -> Linear | None:
@@ -255,3 +331,7 @@ class LayerDecomposition:
             memory=self.memory,
             dtype=torch.promote_types(self.captured.output.dtype, torch.float32),
         )
+
+
+def _rows(states: Float[Tensor, "batch query hidden"]) -> Float[Tensor, "rows hidden"]:
+    return states.flatten(0, 1)

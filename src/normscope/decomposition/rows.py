@@ -49,19 +49,19 @@ def largest_of(
 ) -> tuple[Float[Tensor, "batch rows rank"], Int[Tensor, "batch rows rank"]]:
     """The largest values of each row and where they are.
 
-    Of long rows the maxima of segments are looked at first: the largest values lie in the
-    segments of the largest maxima, and a row is read once.
+    Of long rows the maxima of some keys each are looked at first, keys that are far apart: the
+    largest values are among those of the largest maxima, and a row is read once.
     """
     keys = values.shape[-1]
     if keys < 2 * SEGMENT * count or keys % SEGMENT:
         top = values.topk(count, dim=-1)
         return top.values, top.indices
-    segments = values.unflatten(-1, (-1, SEGMENT))
-    chosen = segments.amax(dim=-1).topk(count, dim=-1).indices
-    found = segments.gather(2, chosen.unsqueeze(-1).expand(*chosen.shape, SEGMENT)).flatten(2)
-    top = found.topk(count, dim=-1)
-    segment = chosen.gather(2, top.indices // SEGMENT)
-    return top.values, segment * SEGMENT + top.indices % SEGMENT
+    together = values.unflatten(-1, (SEGMENT, -1))  # batch rows member group
+    chosen = together.amax(dim=2).topk(count, dim=-1).indices
+    index = chosen.unsqueeze(2).expand(-1, -1, SEGMENT, -1)
+    top = together.gather(3, index).flatten(2).topk(count, dim=-1)
+    member, rank = top.indices // count, top.indices % count
+    return top.values, member * together.shape[3] + chosen.gather(2, rank)
 
 
 class Rows:

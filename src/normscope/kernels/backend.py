@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib.metadata
 import os
 from types import ModuleType
 from typing import Literal
@@ -13,6 +13,7 @@ import torch
 from normscope.errors import InputError
 
 Kernels = Literal["auto", "torch", "triton"]
+LOWEST = (3, 6)  # older ones lack what the kernels use
 KERNELS: tuple[Kernels, ...] = ("auto", "torch", "triton")
 
 
@@ -33,7 +34,8 @@ def fused(kernels: Kernels, device: torch.device) -> ModuleType | None:
     if not runs or not _has_triton():
         if kernels == "auto":
             return None
-        why = "the package triton is not installed" if runs else f"{device} is no CUDA device"
+        lacking = f"the package triton (from {'.'.join(map(str, LOWEST))} on) is not installed"
+        why = lacking if runs else f"{device} is no CUDA device"
         raise InputError(f'kernels="triton" cannot serve here: {why}; use kernels="auto"')
     from normscope.kernels import triton
 
@@ -42,4 +44,8 @@ def fused(kernels: Kernels, device: torch.device) -> ModuleType | None:
 
 @functools.cache
 def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    try:
+        found = importlib.metadata.version("triton").split(".")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return (int(found[0]), int(found[1])) >= LOWEST

@@ -117,7 +117,10 @@ def gram_matrices(
                 diagonal[:, here] = summed.unflatten(0, (batch, -1))
             continue
         if own is not None and diagonal is not None:
-            for head in range(heads):  # no array of all heads' products
+            if value.is_cuda:
+                mine = own[:, :, here, 0].transpose(1, 2).reshape(-1, 1, heads)
+                diagonal[:, here] = torch.bmm(mine, vectors.transpose(0, 1)).view(batch, size, -1)
+            for head in range(0 if value.is_cuda else heads):  # faster than so thin a product
                 mine = vectors[head].view(batch, size, -1)
                 diagonal[:, here].addcmul_(own[:, head, here], mine)
         stacked = vectors.transpose(0, 1)  # (batch key) head out
@@ -145,10 +148,13 @@ def quadratic_norms(
     # By key first, as they are made; seen from outside by query.
     new: Any = {"dtype": torch.float64, "device": alpha.device}
     made = [torch.empty((batch, keys, queries), **new) for _ in matrices]
+    # On a CPU, turning many long rows one number at a time is slow; torch turns matrices in tiles.
+    turned = alpha.transpose(2, 3)
+    turned = turned.contiguous() if queries >= 256 and alpha.device.type == "cpu" else turned
     for here in blocks(keys, batch * heads * 2 * queries, alpha.device):
         scaled = scratch.take("scaled", (batch, here.stop - here.start, heads, queries), alpha)
         # Laid out anew: strided operands would make the product copy each small matrix.
-        scaled = scaled.copy_(alpha[..., here].permute(0, 3, 1, 2)).flatten(0, 1)
+        scaled = scaled.copy_(turned[:, :, here].transpose(1, 2)).flatten(0, 1)
         product = scratch.take("product", scaled.shape, alpha)
         for grams, norms in zip(matrices, made, strict=True):
             squares = torch.bmm(grams[:, here].double().flatten(0, 1), scaled, out=product)

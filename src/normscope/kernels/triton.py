@@ -21,7 +21,7 @@ from normscope.shapes import Float
 
 LOG2E = tl.constexpr(1.4426950408889634)
 ROWS = slice(None)
-FEW = 16  # heads up to which a cell's weights fit into a thread's registers
+FEW = 12  # heads up to which a cell's weights fit into a thread's registers
 
 
 # ---- norms from α and Gram matrices
@@ -31,7 +31,7 @@ FEW = 16  # heads up to which a cell's weights fit into a thread's registers
 @no_type_check
 def _quadratic_norms_few(
     alpha, grams, scales, out, mean,
-    alpha_b, alpha_h, alpha_i, alpha_j, gram_b, gram_r, gram_c, queries, keys,
+    alpha_b, alpha_h, alpha_i, alpha_j, queries, keys, count,
     MEAN: tl.constexpr, COUNT: tl.constexpr, HEADS: tl.constexpr,
     BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
@@ -44,6 +44,7 @@ def _quadratic_norms_few(
     cells = (batch * queries + i)[:, None] * keys + j
     alpha += batch * alpha_b
     spots = (i.to(tl.int64) * alpha_i)[:, None] + j.to(tl.int64) * alpha_j
+    known = tl.minimum(j, keys - 1)  # instead of masks, which would take more registers
     a = ()
     total = tl.zeros((BQ, BK), tl.float64)
     for h in tl.static_range(HEADS):
@@ -53,15 +54,14 @@ def _quadratic_norms_few(
     if MEAN:
         tl.store(mean + cells, (total / HEADS).to(tl.float32), real)
     for s in tl.static_range(COUNT):
-        gram = grams[s] + batch * gram_b + j
+        gram = grams[s] + batch * keys + known
         squares = tl.zeros((BQ, BK), tl.float64)
         for h in tl.static_range(HEADS):
-            # Both halves of the symmetric matrix at once.
             pairs = tl.zeros((BQ, BK), tl.float64)
             for c in tl.static_range(h):
-                pairs += a[c] * tl.load(gram + h * gram_r + c * gram_c, j < keys, other=0.0)
-            same = tl.load(gram + h * gram_r + h * gram_c, j < keys, other=0.0)
-            squares += a[h] * (a[h] * same + 2 * pairs)
+                pairs += a[c] * tl.load(gram + (h * HEADS + c) * count)
+            # Both halves of the symmetric matrix at once.
+            squares += a[h] * (a[h] * tl.load(gram + (h * HEADS + h) * count) + 2 * pairs)
         lengths = tl.sqrt(tl.maximum(squares, 0.0))
         if scales[s] is not None:
             scale = tl.load(scales[s] + batch * queries + i, i < queries, other=0.0)
@@ -148,12 +148,11 @@ def quadratic_norms(
         return maps, average
     if heads <= FEW:
         grams = [_keys_last(gram) for gram in grams]
-        gram_b, _, gram_r, gram_c = grams[0].stride()
-        few = _few_tile(heads)
+        few = _few_tile()
         grid = (triton.cdiv(queries, few["BQ"]) * triton.cdiv(keys, few["BK"]), batch)
         _quadratic_norms_few[grid](
             alpha, tuple(grams), tuple(scales), tuple(maps), average, *alpha.stride(),
-            gram_b, gram_r, gram_c, queries, keys,
+            queries, keys, batch * keys,
             MEAN=mean, COUNT=len(maps), HEADS=heads, **few,
         )  # fmt: skip
         return maps, average
@@ -177,9 +176,9 @@ def _keys_last(gram: Tensor) -> Tensor:
     return new.copy_(gram)
 
 
-def _few_tile(heads: int) -> dict[str, int]:
-    """Tile sizes: four cells for each thread, two where they have many weights."""
-    return {"BQ": 16 if heads <= 12 else 8, "BK": 32, "num_warps": 4}
+def _few_tile() -> dict[str, int]:
+    """Tile sizes: two cells for each thread."""
+    return {"BQ": 8, "BK": 32, "num_warps": 4}
 
 
 def _quadratic_tile(heads: int) -> dict[str, int]:
@@ -310,8 +309,9 @@ def _transformed(vectors: Tensor, centred: bool, gamma: Tensor | None) -> Tensor
 
 def _gram_tile(heads: int) -> dict[str, int]:
     """Tile sizes: a warp for each key."""
-    width = 16 if heads <= 16 else 32
-    return {"BN": 4, "BD": 32, "H": width, "STAGES": 3, "num_warps": 4}
+    if heads <= 16:
+        return {"BN": 1, "BD": 64, "H": 16, "STAGES": 3, "num_warps": 1}
+    return {"BN": 4, "BD": 32, "H": 32, "STAGES": 3, "num_warps": 4}
 
 
 # ---- vectors of the diagonal and of the sums
@@ -339,9 +339,10 @@ class RowLengths:
 @no_type_check
 def _row(source, spots, inside):
     """A row in float64; zero where there is none."""
-    if source is None:
-        return tl.zeros(spots.shape, tl.float64)
-    return tl.load(source + spots, inside, other=0.0).to(tl.float64)
+    row = tl.where(inside, 0.0, 0.0).to(tl.float64)
+    if source is not None:
+        row = tl.load(source + spots, inside, other=0.0).to(tl.float64)
+    return row
 
 
 @triton.jit

@@ -1,57 +1,20 @@
-"""The Triton kernels against dense float64 arithmetic, on the CPU through Triton's interpreter.
-
-Triton decides when it is imported whether it interprets, so these run in a process of their own.
-"""
+"""Checks of the Triton kernels against dense float64 arithmetic, on whatever device."""
 
 from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
-
-pytest.importorskip("triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 kernels: Any = None
 if INTERPRETED or torch.cuda.is_available():
     kernels = importlib.import_module("normscope.kernels.triton")
-interpreted = pytest.mark.skipif(
-    not INTERPRETED, reason="run by test_in_the_interpreter, in a process of its own"
-)
 WIDE = torch.float64
 Step = tuple[bool, bool]  # whether the mean is taken off, whether there is a γ
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
-@pytest.fixture(autouse=INTERPRETED)
-def repaired_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton 3.6's takes int() of an array with one element, which NumPy 2.4 refuses."""
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    patch = interpreter._patch_lang_tensor
-
-    def patched(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 # ---- the checks, for any device
@@ -222,23 +185,6 @@ def close(got: Tensor, wanted: Tensor, name: str = "", at_least: float = 1e-300)
     assert gap < 1e-13, (name, gap)
 
 
-# ---- on the CPU
-
-SHAPES = [(1, 1, 1, 1), (2, 12, 7, 33), (1, 5, 17, 9), (1, 16, 3, 4), (1, 33, 5, 6), (1, 128, 2, 3)]
-
-
-@interpreted
-@pytest.mark.parametrize("shape", SHAPES)
-def test_quadratic_norms(shape: tuple[int, int, int, int]) -> None:
-    check_quadratic(shape, torch.float32, torch.float32)
-
-
-@interpreted
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_quadratic_norms_of_other_dtypes(dtype: torch.dtype) -> None:
-    check_quadratic((2, 4, 140, 5), dtype, torch.float64)
-
-
 CHAINS: list[list[Step]] = [
     [],
     [(True, True)],
@@ -247,73 +193,3 @@ CHAINS: list[list[Step]] = [
     [(False, True), (True, True)],
     [(True, True), (False, True), (True, False)],
 ]
-
-
-@interpreted
-@pytest.mark.parametrize("steps", CHAINS)
-@pytest.mark.parametrize(("heads", "rows", "size"), [(1, 1, 1), (12, 5, 70), (17, 3, 32)])
-def test_gram_matrices(heads: int, rows: int, size: int, steps: list[Step]) -> None:
-    check_gram(heads, rows, size, steps, own=True)
-
-
-@interpreted
-def test_gram_matrices_of_many_heads() -> None:
-    check_gram(40, 3, 20, [(True, True)], own=True)
-    check_gram(3, 4, 20, [(True, True)], own=False)
-
-
-@interpreted
-@pytest.mark.parametrize("heads", [2, 12, 32])
-def test_cancelling_heads(heads: int) -> None:
-    check_cancelling(heads, 9, 96)
-
-
-@interpreted
-@pytest.mark.parametrize("centred", [True, False])
-@pytest.mark.parametrize(
-    ("rows", "size", "dtype", "affine"),
-    [(1, 2, torch.float32, True), (5, 33, torch.bfloat16, True), (3, 64, torch.float16, False)],
-)
-def test_row_lengths(rows: int, size: int, dtype: torch.dtype, affine: bool, centred: bool) -> None:
-    check_rows(rows, size, dtype, centred, affine)
-
-
-@interpreted
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (6, 2)])
-def test_flash_norms(heads: tuple[int, int], dtype: torch.dtype) -> None:
-    check_flash(heads, (37, 37), 32, dtype)
-
-
-@interpreted
-@pytest.mark.parametrize("size", [32, 48, 80, 128, 192, 256])
-def test_flash_norms_of_head_sizes(size: int) -> None:
-    check_flash((2, 1), (5, 7), size, torch.bfloat16)
-
-
-@interpreted
-@pytest.mark.parametrize("lengths", [(1, 1), (1, 70), (33, 33), (9, 40), (65, 130)])
-@pytest.mark.parametrize("window", [None, 1, 7])
-def test_flash_norms_of_lengths(lengths: tuple[int, int], window: int | None) -> None:
-    check_flash((4, 2), lengths, 32, torch.float32, window=window)
-
-
-@interpreted
-@pytest.mark.parametrize("masked", ["", "padded", "added"])
-@pytest.mark.parametrize("causal", [True, False])
-def test_flash_norms_of_masks(causal: bool, masked: str) -> None:
-    check_flash((4, 2), (19, 21), 32, torch.float32, causal=causal, masked=masked, batch=2)
-
-
-@interpreted
-def test_a_row_that_sees_nothing() -> None:
-    query, key = numbers(1, 2, 3, 32), numbers(1, 2, 3, 32)
-    mask = torch.tensor([True, False, True]).view(1, 1, 3, 1).expand(1, 1, 3, 3)
-    how = {"scaling": 0.1, "causal": False, "mask": mask}
-    lse = kernels.attention_lse(query.float(), key.float(), **how)
-    assert lse[0, :, 1].isneginf().all()
-    assert lse[0, :, ::2].isfinite().all()
-    factors = numbers(1, 3, 2, 2, dtype=torch.float32)
-    norms = kernels.flash_norms(query.float(), key.float(), lse, factors, **how)
-    assert (norms[0, 1] == 0).all()
-    assert (norms[0, ::2] > 0).all()

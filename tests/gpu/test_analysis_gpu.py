@@ -1,0 +1,61 @@
+"""Whole analyses on a GPU: Triton's kernels, graphs and fused attention against plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+import normscope
+from normscope.architectures import FAMILIES, tiny_inputs, tiny_model
+from normscope.collector import Options
+from normscope.maps import available
+from normscope.runner import SEEN, Runner
+from normscope.signature import Signature
+
+FACTORED = ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n", "atb", "atb_ln")
+BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 0.2}  # eager rounds to float32
+
+
+def ready(name: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any], list[str]]:
+    model: Any = tiny_model(name, dtype=dtype)
+    model.cuda()
+    inputs = {k: v.cuda() for k, v in tiny_inputs(name, dtype=dtype).items()}
+    has = {m for maps in available(model).values() for m in maps}
+    return model, inputs, [m for m in FACTORED if m in has]
+
+
+def compare(one: Any, other: Any, bound: float) -> None:
+    for a, b in zip(one, other, strict=True):
+        parts = zip(a.parts.values() or [a], b.parts.values() or [b], strict=True)
+        for p, q in parts:
+            for key, array in p._arrays().items():
+                size = np.abs(array.values).max()
+                assert_allclose(q._arrays()[key].values, array.values, atol=bound * size, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_triton_is_torch(name: str, dtype: torch.dtype) -> None:
+    model, inputs, maps = ready(name, dtype)
+    one = normscope.analyze_inputs(model, inputs, maps=maps, kernels="torch", attention="eager")
+    exact = normscope.analyze_inputs(model, inputs, maps=maps, kernels="triton", attention="eager")
+    compare(one, exact, 1e-6)
+    compare(one, normscope.analyze_inputs(model, inputs, maps=maps), BOUNDS[dtype])
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "marian", "mixtral"])
+def test_graphs_give_the_same(name: str) -> None:
+    """Other numbers of the same shape go through a recorded graph, or past it."""
+    model, inputs, maps = ready(name, torch.float32)
+    runner = Runner(model, tuple(maps), Options(), Signature(model, None, {}))
+    for seed in range(SEEN + 3):
+        ids = inputs["input_ids"].roll(seed, dims=0).roll(seed, dims=1)
+        new = {**inputs, "input_ids": ids}
+        plain = normscope.analyze_inputs(model, new, maps=maps)
+        compare(plain, runner.run(new), 1e-6)
+    recorded = [graph is not None for graph in runner.graphs.values()]
+    assert recorded == [name != "mixtral"]  # experts are chosen by looking at numbers
