@@ -18,6 +18,7 @@ from normscope.errors import (
     UnsupportedModelError,
 )
 from normscope.properties import expansion_rate, layernorm_scale, singular_values
+from normscope.reductions import Reductions
 from normscope.tokens import Tokens
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "MissingExtraError",
     "ModelNotFoundError",
     "NormscopeError",
+    "Reductions",
     "Tokens",
     "UnsupportedModelError",
     "amplification",

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from normscope.arrays import take
-from normscope.collector import Options, named
+from normscope.collector import Options
 from normscope.contributions import Contributions
 from normscope.decomposition.attention import HEADS, MAPS
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.rows import check_reductions
 from normscope.errors import InputError
 from normscope.kernels.backend import check_kernels, fused
+from normscope.labels import named
 from normscope.limits import check_fits, max_length_of
 from normscope.maps import NAMES, check_maps_of
 from normscope.models import load

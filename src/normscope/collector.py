@@ -1,4 +1,4 @@
-"""Captures in, results out: each attention call is reduced to its maps as it arrives."""
+"""Captures in, maps out: each attention call is reduced to its maps as it arrives."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.arrays import LabelledArray, take
 from normscope.capture import Capture
 from normscope.capture.layers import LayerCapture
-from normscope.contributions import RESIDUAL, Contributions
 from normscope.decomposition.attention import MAPS, AttentionDecomposition, Heads, Positions
 from normscope.decomposition.feedforward import FFBias
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.decomposition.rows import Reduce, largest
-from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.errors import UnsupportedModelError
 from normscope.kernels import Kernels, Scratch
-from normscope.maps import Map, attention_maps, available, bound_of, each_head, layer_maps
-from normscope.reductions import Reductions
-from normscope.shapes import Bool
-from normscope.signature import Signature
-from normscope.tokens import Tokens
+from normscope.labels import Known, Labels, category_of
+from normscope.maps import Map, attention_maps, available, each_head, layer_maps
+
+EVERY = 3  # one layer in so many has cells computed again the slow way
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Options:
 
 
 class Collector:
-    """Reduces captures to maps as they arrive; judges them and cuts them into rows at the end.
+    """Reduces captures to maps as they arrive; what they are judged by is kept with them.
 
     Nothing is read back from the device before the last layer has been taken in.
     """
@@ -52,12 +49,11 @@ class Collector:
         inputs: Mapping[str, Any],
         maps: tuple[str, ...],
         options: Options,
-        known: Sequence[Mapping[str, Tokens | None]] | None = None,
+        known: Known = None,
     ) -> None:
-        self.model, self.inputs, self.maps, self.options = model, inputs, maps, options
-        self.known = known  # each row's tokens, by role
-        self.padded = self._check_masks()
-        self.parts: dict[tuple[str, str], _Part] = {}  # by stack and kind
+        self.model, self.maps, self.options = model, maps, options
+        self.labels = Labels(model, inputs, known)
+        self.parts: dict[tuple[str, str], Part] = {}  # by stack and kind
         self.paths: set[str] = set()
         self.whole_layers = any(name not in MAPS for name in maps)
         self.has = available(model) if self.whole_layers else {}
@@ -99,7 +95,7 @@ class Collector:
 
     def _store(
         self,
-        part: _Part,
+        part: Part,
         alone: AttentionDecomposition,
         made: Mapping[str, Map],
         dtypes: set[torch.dtype],
@@ -136,7 +132,7 @@ class Collector:
                 keep("bias_share", name, one.bias_share)
         self.paths.add(captured.path)
 
-    def _part_of(self, captured: Capture) -> _Part:
+    def _part_of(self, captured: Capture) -> Part:
         if captured.step:
             raise UnsupportedModelError(
                 f"{captured.stack} ran more than once in one forward pass; which run a map "
@@ -144,9 +140,9 @@ class Collector:
             )
         found = self.parts.get((captured.stack, captured.kind))
         if found is None:
-            queries, keys = self.real(captured)
+            queries, keys = self.labels.real(captured)
             reduce = self._reduce(captured, keys) if self.options.reduce else None
-            found = _Part(Positions(queries, keys, EVERY), self.padded, reduce)
+            found = Part(Positions(queries, keys, EVERY), self.labels.padded, reduce)
             self.parts[captured.stack, captured.kind] = found
         return found
 
@@ -157,274 +153,15 @@ class Collector:
         if "category" in names:
             of = torch.zeros((*keys.shape, len(self.options.categories) + 1), device=keys.device)
             for b, real in enumerate(keys.cpu().numpy()):
-                role = self._role(captured.stack) if captured.kind == "self" else ""
-                tokens = self._tokens(self._known(b), role, captured.stack, real, b)
+                role = self.labels.role(captured.stack) if captured.kind == "self" else ""
+                tokens = self.labels.tokens(role, captured.stack, real, b)
                 named = category_of(tokens, self.options.categories)
                 of[b, torch.as_tensor(np.flatnonzero(real)), torch.as_tensor(named)] = 1
         return Reduce(top=largest(names), row_sum="row_sum" in names, category=of)
 
-    def _known(self, b: int) -> Mapping[str, Tokens | None] | None:
-        return None if self.known is None else self.known[b]
-
-    # ---- which positions are real
-
-    def real(self, captured: Capture) -> tuple[Bool[Tensor, "b q"], Bool[Tensor, "b k"]]:
-        """Which queries and which keys are real, not padding."""
-        batch, _, queries, keys = captured.shape
-        decoder = self._role(captured.stack) == "decoder"
-        own = "decoder_attention_mask" if decoder else "attention_mask"
-        other = "attention_mask" if captured.kind == "cross" else own
-        return (
-            self._mask(captured, own, batch, queries),
-            self._mask(captured, other, batch, keys),
-        )
-
-    def _mask(self, captured: Capture, name: str, batch: int, length: int) -> Tensor:
-        full = torch.ones(batch, length, dtype=torch.bool, device=captured.device)
-        mask = self.inputs.get(name)
-        if not isinstance(mask, Tensor) or mask.dim() != 2 or _is_vision(captured.stack):
-            return full
-        if mask.shape != full.shape:
-            shrink = getattr(self.model, "_get_feature_vector_attention_mask", None)
-            if shrink is None or captured.kind == "cross":
-                return full
-            mask = shrink(length, mask)
-        return mask.to(full.device).bool()
-
-    def _check_masks(self) -> bool:
-        """Whether any position is padding; a row that is nothing else is refused."""
-        padded = False
-        for name in ("attention_mask", "decoder_attention_mask"):
-            mask = self.inputs.get(name)
-            if not isinstance(mask, Tensor) or mask.dim() != 2:
-                continue
-            real = mask.cpu().bool()
-            if not bool(real.any(dim=1).all()):
-                row = int((~real.any(dim=1)).nonzero()[0])
-                raise InputError(f"row {row} of {name} is all zero: it has no real position at all")
-            padded = padded or not bool(real.all())
-        return padded
-
-    def _role(self, stack: str) -> str:
-        """Say "decoder" for the decoder of an encoder–decoder model, otherwise nothing."""
-        two = bool(getattr(self.model.config, "is_encoder_decoder", False))
-        return "decoder" if two and "decoder" in stack.split(".") else ""
-
-    # ---- refusals
-
-    def _judge(self, part: _Part) -> dict[str, np.ndarray]:
-        """The error of each map and row, (layer, row); the first layer that is wrong raises."""
-        errors = {name: torch.stack(found).cpu().numpy() for name, found in part.errors.items()}
-        finite = np.isfinite(np.stack(list(errors.values()))).all(axis=(0, 2))
-        for layer, name in enumerate(part.names):
-            self._refuse_wrong(name, part.blocked[layer], part.leaked[layer])
-            if not finite[layer]:
-                self._refuse_not_finite(name, part.dtypes[layer])
-            for which, found in errors.items():
-                _refuse_inexact(name, which, found[layer], part.dtypes[layer])
-        return errors
-
-    def _refuse_wrong(
-        self, name: str, blocked: Tensor | None, leaked: tuple[Tensor, Tensor] | None
-    ) -> None:
-        if blocked is not None and bool(blocked.any()):
-            row, query = blocked.nonzero()[0].tolist()
-            raise InputError(
-                f"row {row}, position {query} is a real token but its attention mask admits no "
-                f"key in {name}; its weights would mean nothing. Correct the mask."
-            )
-        if leaked is not None and bool((leaked[0] > 0).any()):
-            row, query = (leaked[0] > 0).nonzero()[0].tolist()
-            raise InputError(
-                f"row {row}, position {query} attends to position {int(leaked[1][row, query])}, "
-                f"which the attention mask calls padding, in {name}: the model does not apply the "
-                "mask it was given, or the row is masked as a whole. Run each row by itself, "
-                "unpadded."
-            )
-
-    def _refuse_not_finite(self, where: str, dtypes: set[torch.dtype]) -> None:
-        for name, parameter in self.model.named_parameters():
-            if not bool(torch.isfinite(parameter).all()):
-                raise InputError(
-                    f"the model's parameter {name} contains NaN or infinity; its numbers would "
-                    "mean nothing. Load or train the model again."
-                )
-        raise InputError(
-            f"{where} gives NaN or infinity although all parameters are finite: an overflow in "
-            f"{_listed(dtypes)}. Use float32: model.float(), --dtype float32."
-        )
-
-    # ---- the results
-
-    def results(self, signature: Signature) -> list[Contributions] | list[Reductions]:
-        """One result for each row of the batch."""
-        if not self.parts:
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__} ran without any attention that normscope can see, "
-                "so there is nothing to show"
-            )
-        signature.path = "+".join(sorted(self.paths))
-        names = _part_names(list(self.parts))
-        judged = {place: self._judge(part) for place, part in self.parts.items()}
-        arrays = {place: part.fetch() for place, part in self.parts.items()}
-        rows = range(len(next(iter(self.parts.values())).positions.queries))
-
-        def error(place: tuple[str, str], b: int) -> dict[str, float]:
-            return {name: float(found[:, b].max()) for name, found in judged[place].items()}
-
-        if self.options.reduce:
-            reductions = []
-            for b in rows:
-                reduced = {
-                    names[place]: self._reduced(place, b, arrays[place], error(place, b), signature)
-                    for place in self.parts
-                }
-                one = list(reduced.values())
-                whole = Reductions(parts=reduced, source=signature)
-                reductions.append(one[0] if len(one) == 1 else whole)
-            return reductions
-        results = []
-        for b in rows:
-            made = {
-                names[place]: self._row(place, b, arrays[place], error(place, b), signature)
-                for place in self.parts
-            }
-            single = list(made.values())
-            results.append(
-                single[0] if len(single) == 1 else Contributions(parts=made, signature=signature)
-            )
-        return results
-
-    def _reduced(
-        self,
-        place: tuple[str, str],
-        b: int,
-        arrays: Mapping[tuple[str, str], np.ndarray],
-        error: dict[str, float],
-        signature: Signature,
-    ) -> Reductions:
-        """Row ``b`` of one part, its padding removed; keys are counted among the real ones."""
-        names, part = self.options.reduce, self.parts[place]
-        mine, theirs, here, there = self._both(place, b)
-        categories = (*self.options.categories, OTHER) if "category" in names else ()
-        found = Reductions(mine, theirs, categories, error, source=signature)
-        order = np.concatenate([np.cumsum(there) - 1, [int(there.sum())]])  # the residual last
-        for (kind, name), array in arrays.items():
-            rows = array[b][:, here]
-            if kind == "top_key":
-                padding = np.append(~there, False)[rows]
-                rows = np.where(padding, -1, order[rows])
-            elif kind == "top_value":
-                rows = np.maximum(rows, 0)  # padding was put last
-            if kind != "mixing_ratio" or "mixing_ratio" in names:
-                getattr(found, kind)[name] = rows
-        if "argmax" in names:
-            found.argmax.update({n: keys[..., 0] for n, keys in found.top_key.items()})
-        if not any(name.startswith("top") for name in names):
-            found.top_key, found.top_value = {}, {}
-        assert part.reduce is not None
-        return found
-
-    def _both(
-        self, place: tuple[str, str], b: int
-    ) -> tuple[Tokens, Tokens, np.ndarray, np.ndarray]:
-        """Tokens of the queries and of the keys of a row, and which positions are real."""
-        (stack, kind), (here, there) = place, self.parts[place].real(b)
-        mine = self._tokens(self._known(b), self._role(stack), stack, here, b)
-        theirs = mine if kind == "self" else self._tokens(self._known(b), "", stack, there, b)
-        return mine, theirs, here, there
-
-    def _row(
-        self,
-        place: tuple[str, str],
-        b: int,
-        arrays: Mapping[tuple[str, str], np.ndarray],
-        error: dict[str, float],
-        signature: Signature,
-    ) -> Contributions:
-        """Row ``b`` of one part, its padding removed."""
-        mine, theirs, here, there = self._both(place, b)
-        each = self.options.heads == "each"
-        axes = ("layer", *(["head"] if each else []), "query", "key")
-
-        def labelled(what: str, name: str, axes: tuple[str, ...]) -> LabelledArray:
-            array = arrays[what, name][b]
-            for axis, label in enumerate(axes):
-                if label == "query" and not here.all():
-                    array = array.compress(here, axis=axis)
-                elif label == "key" and not there.all():
-                    array = array.compress(_and_residual(there, array.shape[axis]), axis=axis)
-            keys = theirs if array.shape[-1] == len(theirs) else _with_residual(theirs)
-            tokens = {
-                axis: mine if axis == "query" else keys for axis in axes[1:] if axis != "head"
-            }
-            title = name if what == "map" else what
-            reduce = "sum" if what == "map" else "mean"
-            return LabelledArray(
-                np.ascontiguousarray(array), axes, tokens, name=title, key_reduce=reduce
-            )
-
-        extras: dict[str, dict[str, LabelledArray]] = {}
-        for what, name in arrays:
-            if what in ("mixing_ratio", "bias_share"):
-                extras.setdefault(what, {})[name] = labelled(what, name, ("layer", "query"))
-        return Contributions(
-            maps={n: labelled("map", n, axes) for n in self.maps if ("map", n) in arrays},
-            transformed_norm=labelled("transformed_norm", "", ("layer", "head", "key")),
-            tokens=mine,
-            key_tokens=theirs,
-            error=error,
-            signature=signature,
-            extras=extras,
-        )
-
-    def _tokens(
-        self,
-        known: Mapping[str, Tokens | None] | None,
-        role: str,
-        stack: str,
-        real: np.ndarray,
-        b: int,
-    ) -> Tokens:
-        given = None if known is None or _is_vision(stack) else known.get(role)
-        if given is not None and len(given) == len(real):
-            given = take(given, np.flatnonzero(real).tolist())
-        if given is not None:
-            if len(given) != int(real.sum()):
-                raise InputError(
-                    f"tokens names {len(given)} positions of row {b}, but it has "
-                    f"{int(real.sum())} real ones ({len(real)} with padding)"
-                )
-            return given
-        ids = self.inputs.get("decoder_input_ids" if role else "input_ids")
-        if isinstance(ids, Tensor) and ids.shape[-1] == len(real) and not _is_vision(stack):
-            kept = ids[b].cpu().numpy()[real].tolist()
-            return replace(named([str(i) for i in kept]), ids=tuple(kept))
-        return named([f"position {i}" for i in np.flatnonzero(real)])
-
-
-def named(strings: Sequence[str]) -> Tokens:
-    """Tokens that are only names, each a word of its own."""
-    names = tuple(str(name) for name in strings)
-    each = tuple(range(len(names)))
-    return Tokens(names, None, (False,) * len(names), names, word_of=each, words=names)
-
-
-def _with_residual(tokens: Tokens) -> Tokens:
-    """The keys of a cross-attention, and the decoder's own state as a last one."""
-    word_of, words = tokens.word_of, tokens.words
-    return Tokens(
-        strings=(*tokens.strings, RESIDUAL),
-        ids=None,
-        special=(*tokens.special, True),
-        texts=(*tokens.texts, RESIDUAL),
-        word_of=None if word_of is None or words is None else (*word_of, len(words)),
-        words=None if words is None else (*words, RESIDUAL),
-    )
-
 
 @dataclass(eq=False)
-class _Part:
+class Part:
     """One stack's attentions of one kind: a list over layers of everything."""
 
     positions: Positions
@@ -476,56 +213,3 @@ def _leaked(captured: Capture, real: Positions) -> tuple[Tensor, Tensor]:
         values.append(most.values)
         indices.append(most.indices)
     return torch.cat(values, dim=1), torch.cat(indices, dim=1)
-
-
-EVERY = 3  # one layer in so many has cells computed again the slow way
-OTHER = "other"  # tokens of no category
-
-
-def category_of(tokens: Tokens, categories: Mapping[str, Sequence[str]]) -> list[int]:
-    """For each token the first category that names it, or the number after the last."""
-    names = {name: index for index, many in reversed(list(enumerate(categories.values())))
-             for name in many}  # fmt: skip
-    return [names.get(token, len(categories)) for token in tokens.strings]
-
-
-def _refuse_inexact(where: str, name: str, errors: np.ndarray, dtypes: set[torch.dtype]) -> None:
-    bound, error = bound_of(dtypes), float(errors.max())
-    if not error <= bound:
-        raise ExactnessError(
-            f"{name} of {where}: the parts differ from the model's own output by {error:.1e} of "
-            f"their size, more than {bound:.0e}, the bound for {_listed(dtypes)}. The map would "
-            "be wrong, so none is returned."
-        )
-
-
-def _listed(dtypes: set[torch.dtype]) -> str:
-    return ", ".join(sorted(str(dtype) for dtype in dtypes))
-
-
-def _and_residual(keys: np.ndarray, length: int) -> np.ndarray:
-    """Real keys, and the residual's column where a map of this many keys has one."""
-    return np.concatenate([keys, np.ones(length - len(keys), dtype=bool)])
-
-
-def _is_vision(stack: str) -> bool:
-    return any(word in stack for word in ("vision", "visual", "image"))
-
-
-def _part_names(parts: list[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Short names for several stacks: encoder, decoder, cross; text, vision."""
-    stacks = list(dict.fromkeys(stack for stack, _ in parts))
-    split = [stack.split(".") for stack in stacks]
-    depth = 0
-    while len(stacks) > 1 and len({s[depth] if depth < len(s) else "" for s in split}) == 1:
-        depth += 1
-    names = {}
-    for stack, kind in parts:
-        words = stack.split(".")
-        name = words[min(depth, len(words) - 1)] if len(stacks) > 1 else "decoder"
-        name = name.removesuffix("_model").removesuffix("_tower") or "model"
-        crosses = [s for s, k in parts if k == "cross"]
-        if kind == "cross":
-            name = "cross" if len(set(crosses)) == 1 else f"{name}_cross"
-        names[stack, kind] = name
-    return names

@@ -25,8 +25,8 @@ from normscope.arrays import LabelledArray, is_int
 from normscope.capture import Capture, capture
 from normscope.capture.layout import Layout
 from normscope.capture.projection import affine
-from normscope.collector import Collector, Options
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.labels import Labels
 from normscope.layouts import layer_of, layout_of, part
 from normscope.limits import check_fits, max_length_of
 from normscope.norms import read_norm
@@ -215,7 +215,7 @@ def layernorm_scale(
     """
     _check_model(model)
     ready = _ready(model, tokenizer, text, inputs)
-    collector = Collector(model, ready, (), Options())  # knows which positions are real
+    labels = Labels(model, ready)
     found: dict[tuple[str, str], list[tuple[float, float, str, str]]] = {}
 
     def read(captured: Capture) -> None:
@@ -224,7 +224,7 @@ def layernorm_scale(
         if not path:
             rows.append((np.nan, np.nan, path, place))
             return
-        real = given[collector.real(captured)[0]]
+        real = given[labels.real(captured)[0]]
         norm = model.get_submodule(path)
         form = read_norm(norm, real, norm(real), path)
         gamma = 1.0 if form.scale is None else float(form.scale.double().abs().mean())

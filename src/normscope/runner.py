@@ -21,14 +21,13 @@ from normscope.capture import capture
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.collector import Collector, Options
 from normscope.contributions import Contributions
+from normscope.labels import Known
 from normscope.reductions import Reductions
+from normscope.results import results_of
 from normscope.signature import Signature
-from normscope.tokens import Tokens
 
 LONG = 1024  # tokens from which attention weights are no longer kept as a whole
 SEEN = 2  # batches of a shape that are run as they are before it is recorded
-
-Known = Sequence[Mapping[str, Tokens | None]] | None
 
 
 class Runner:
@@ -45,7 +44,7 @@ class Runner:
         self, inputs: Mapping[str, Any], known: Known = None
     ) -> Sequence[Contributions | Reductions]:
         """One result for each row of a batch."""
-        return self.collect(inputs, known).results(self.signature)
+        return results_of(self.collect(inputs, known), self.signature)
 
     def collect(self, inputs: Mapping[str, Any], known: Known = None) -> Collector:
         """The same before it is brought to the CPU and judged."""
@@ -100,7 +99,7 @@ class Runner:
         where = tuple(p.data_ptr() for p in self.model.parameters())  # graphs read at addresses
         facts = tuple((k, v.shape, v.dtype) for k, v in tensors.items())
         others = tuple((k, repr(v)) for k, v in inputs.items() if k not in tensors)
-        return facts, others, collector.padded, where
+        return facts, others, collector.labels.padded, where
 
     def _record(self, inputs: Mapping[str, Any]) -> _Graph | None:
         kept = {k: v.clone() if isinstance(v, Tensor) else v for k, v in inputs.items()}
@@ -129,7 +128,7 @@ class _Graph:
             if isinstance(tensor, Tensor):
                 tensor.copy_(inputs[name])
         self.graph.replay()
-        self.collector.known = known
+        self.collector.labels.known = known
         return self.collector
 
 

@@ -166,12 +166,15 @@ class Known:
         """By torch's operations."""
         others = parts.others.norm(dim=-1)
         none = torch.zeros_like(others)
-        whole = parts.whole() if parts.bias is None else parts.whole() + parts.bias
+        if parts.linear or parts.own is not parts.alone.own:
+            whole = parts.whole() if parts.bias is None else parts.whole() + parts.bias
+        else:  # attention alone: as it was before it was parted
+            whole = parts.alone.reconstructed
         return cls(
             none if parts.own is None else parts.own.norm(dim=-1),
             others,
             none if parts.bias is None else parts.bias.norm(dim=-1) + none,
-            (whole - real).norm(dim=-1),
+            (whole - real).norm(dim=-1, dtype=torch.float64),
             parts.weight,
         )
 

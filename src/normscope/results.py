@@ -1,0 +1,219 @@
+"""What a batch gave, judged and cut into one result for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normscope.arrays import LabelledArray
+from normscope.collector import Collector, Part
+from normscope.contributions import Contributions
+from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.labels import OTHER, part_names, with_residual
+from normscope.maps import bound_of
+from normscope.reductions import Reductions
+from normscope.signature import Signature
+from normscope.tokens import Tokens
+
+Place = tuple[str, str]  # stack and kind of attention
+Arrays = Mapping[tuple[str, str], np.ndarray]  # by kind and map
+
+
+def results_of(
+    collector: Collector, signature: Signature
+) -> Sequence[Contributions] | Sequence[Reductions]:
+    """One result for each row of the batch."""
+    return _Results(collector, signature).rows()
+
+
+class _Results:
+    def __init__(self, collector: Collector, signature: Signature) -> None:
+        self.collector, self.signature = collector, signature
+        self.maps, self.options = collector.maps, collector.options
+        self.parts, self.labels = collector.parts, collector.labels
+
+    def rows(self) -> Sequence[Contributions] | Sequence[Reductions]:
+        """All rows, if nothing is wrong with any."""
+        model, signature = self.collector.model, self.signature
+        if not self.parts:
+            raise UnsupportedModelError(
+                f"{type(model).__name__} ran without any attention that normscope can see, "
+                "so there is nothing to show"
+            )
+        signature.path = "+".join(sorted(self.collector.paths))
+        names = part_names(list(self.parts))
+        judged = {place: _judge(model, part) for place, part in self.parts.items()}
+        arrays = {place: part.fetch() for place, part in self.parts.items()}
+        rows = range(len(next(iter(self.parts.values())).positions.queries))
+
+        def error(place: Place, b: int) -> dict[str, float]:
+            return {name: float(found[:, b].max()) for name, found in judged[place].items()}
+
+        if self.options.reduce:
+            reductions = []
+            for b in rows:
+                reduced = {
+                    names[place]: self._reduced(place, b, arrays[place], error(place, b))
+                    for place in self.parts
+                }
+                one = list(reduced.values())
+                whole = Reductions(parts=reduced, source=signature)
+                reductions.append(one[0] if len(one) == 1 else whole)
+            return reductions
+        results = []
+        for b in rows:
+            made = {
+                names[place]: self._row(place, b, arrays[place], error(place, b))
+                for place in self.parts
+            }
+            single = list(made.values())
+            results.append(
+                single[0] if len(single) == 1 else Contributions(parts=made, signature=signature)
+            )
+        return results
+
+    def _reduced(
+        self,
+        place: Place,
+        b: int,
+        arrays: Arrays,
+        error: dict[str, float],
+    ) -> Reductions:
+        """Row ``b`` of one part, its padding removed; keys are counted among the real ones."""
+        names = self.options.reduce
+        mine, theirs, here, there = self._both(place, b)
+        categories = (*self.options.categories, OTHER) if "category" in names else ()
+        found = Reductions(mine, theirs, categories, error, source=self.signature)
+        order = np.concatenate([np.cumsum(there) - 1, [int(there.sum())]])  # the residual last
+        for (kind, name), array in arrays.items():
+            rows = array[b][:, here]
+            if kind == "top_key":
+                padding = np.append(~there, False)[rows]
+                rows = np.where(padding, -1, order[rows])
+            elif kind == "top_value":
+                rows = np.maximum(rows, 0)  # padding was put last
+            if kind != "mixing_ratio" or "mixing_ratio" in names:
+                getattr(found, kind)[name] = rows
+        if "argmax" in names:
+            found.argmax.update({n: keys[..., 0] for n, keys in found.top_key.items()})
+        if not any(name.startswith("top") for name in names):
+            found.top_key, found.top_value = {}, {}
+        return found
+
+    def _both(self, place: Place, b: int) -> tuple[Tokens, Tokens, np.ndarray, np.ndarray]:
+        """Tokens of the queries and of the keys of a row, and which positions are real."""
+        (stack, kind), (here, there) = place, self.parts[place].real(b)
+        mine = self.labels.tokens(self.labels.role(stack), stack, here, b)
+        theirs = mine if kind == "self" else self.labels.tokens("", stack, there, b)
+        return mine, theirs, here, there
+
+    def _row(
+        self,
+        place: Place,
+        b: int,
+        arrays: Arrays,
+        error: dict[str, float],
+    ) -> Contributions:
+        """Row ``b`` of one part, its padding removed."""
+        mine, theirs, here, there = self._both(place, b)
+        each = self.options.heads == "each"
+        axes = ("layer", *(["head"] if each else []), "query", "key")
+
+        def labelled(what: str, name: str, axes: tuple[str, ...]) -> LabelledArray:
+            array = arrays[what, name][b]
+            for axis, label in enumerate(axes):
+                if label == "query" and not here.all():
+                    array = array.compress(here, axis=axis)
+                elif label == "key" and not there.all():
+                    array = array.compress(_and_residual(there, array.shape[axis]), axis=axis)
+            keys = theirs if array.shape[-1] == len(theirs) else with_residual(theirs)
+            tokens = {
+                axis: mine if axis == "query" else keys for axis in axes[1:] if axis != "head"
+            }
+            title = name if what == "map" else what
+            reduce = "sum" if what == "map" else "mean"
+            return LabelledArray(
+                np.ascontiguousarray(array), axes, tokens, name=title, key_reduce=reduce
+            )
+
+        extras: dict[str, dict[str, LabelledArray]] = {}
+        for what, name in arrays:
+            if what in ("mixing_ratio", "bias_share"):
+                extras.setdefault(what, {})[name] = labelled(what, name, ("layer", "query"))
+        return Contributions(
+            maps={n: labelled("map", n, axes) for n in self.maps if ("map", n) in arrays},
+            transformed_norm=labelled("transformed_norm", "", ("layer", "head", "key")),
+            tokens=mine,
+            key_tokens=theirs,
+            error=error,
+            signature=self.signature,
+            extras=extras,
+        )
+
+
+# ---- refusals
+
+
+def _judge(model: nn.Module, part: Part) -> dict[str, np.ndarray]:
+    """The error of each map and row, (layer, row); the first layer that is wrong raises."""
+    errors = {name: torch.stack(found).cpu().numpy() for name, found in part.errors.items()}
+    finite = np.isfinite(np.stack(list(errors.values()))).all(axis=(0, 2))
+    for layer, name in enumerate(part.names):
+        _refuse_wrong(name, part.blocked[layer], part.leaked[layer])
+        if not finite[layer]:
+            _refuse_not_finite(model, name, part.dtypes[layer])
+        for which, found in errors.items():
+            _refuse_inexact(name, which, found[layer], part.dtypes[layer])
+    return errors
+
+
+def _refuse_wrong(name: str, blocked: Tensor | None, leaked: tuple[Tensor, Tensor] | None) -> None:
+    if blocked is not None and bool(blocked.any()):
+        row, query = blocked.nonzero()[0].tolist()
+        raise InputError(
+            f"row {row}, position {query} is a real token but its attention mask admits no "
+            f"key in {name}; its weights would mean nothing. Correct the mask."
+        )
+    if leaked is not None and bool((leaked[0] > 0).any()):
+        row, query = (leaked[0] > 0).nonzero()[0].tolist()
+        raise InputError(
+            f"row {row}, position {query} attends to position {int(leaked[1][row, query])}, "
+            f"which the attention mask calls padding, in {name}: the model does not apply the "
+            "mask it was given, or the row is masked as a whole. Run each row by itself, "
+            "unpadded."
+        )
+
+
+def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -> None:
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise InputError(
+                f"the model's parameter {name} contains NaN or infinity; its numbers would "
+                "mean nothing. Load or train the model again."
+            )
+    raise InputError(
+        f"{where} gives NaN or infinity although all parameters are finite: an overflow in "
+        f"{_listed(dtypes)}. Use float32: model.float(), --dtype float32."
+    )
+
+
+def _refuse_inexact(where: str, name: str, errors: np.ndarray, dtypes: set[torch.dtype]) -> None:
+    bound, error = bound_of(dtypes), float(errors.max())
+    if not error <= bound:
+        raise ExactnessError(
+            f"{name} of {where}: the parts differ from the model's own output by {error:.1e} of "
+            f"their size, more than {bound:.0e}, the bound for {_listed(dtypes)}. The map would "
+            "be wrong, so none is returned."
+        )
+
+
+def _listed(dtypes: set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype) for dtype in dtypes))
+
+
+def _and_residual(keys: np.ndarray, length: int) -> np.ndarray:
+    """Real keys, and the residual's column where a map of this many keys has one."""
+    return np.concatenate([keys, np.ones(length - len(keys), dtype=bool)])
