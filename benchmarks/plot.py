@@ -19,6 +19,7 @@ STYLES = {
     "2020": ("#0072B2", "^"),
     "2021": ("#56B4E9", "v"),
     "2024": ("#009E73", "D"),
+    "reduce": ("#F0E442", "*"),
     "dense float64": ("#D55E00", "X"),
     "dense float32": ("#CC79A7", "P"),
 }
@@ -30,7 +31,7 @@ def panel(axes: Any, told: dict[str, Any]) -> None:
         rows = [r for r in told["rows"] if r["work"] == work and r["ms"] is not None]
         points = sorted((row["tokens"], row["ms"]) for row in rows)
         if points:
-            label = f"normscope {work}" if work.isdigit() else work
+            label = f"normscope {work}" if work.isdigit() or work == "reduce" else work
             axes.loglog(*zip(*points, strict=True), color=colour, marker=marker, label=label)
     lengths = sorted({row["tokens"] for row in told["rows"]})
     axes.set_xticks(lengths, [str(length) for length in lengths], minor=False)
@@ -41,7 +42,9 @@ def panel(axes: Any, told: dict[str, Any]) -> None:
     axes.set_xlabel("tokens")
     axes.set_ylabel("milliseconds")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", framealpha=0.6)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(bottom, top * 30)  # room for the names
 
 
 def main() -> None:

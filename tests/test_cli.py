@@ -668,3 +668,32 @@ def test_a_reader_that_leaves_the_table_early_hears_nothing(
 def test_input_error_is_still_an_error_of_the_library() -> None:
     with pytest.raises(InputError, match=r"must end in one of: \.json"):
         export.check_output("out.txt")
+
+
+# ---- reductions
+
+
+def test_reductions_as_json(bert: str, tmp_path: Path) -> None:
+    how = ["--model", bert, "--text", CAT, "--reduce", "mixing_ratio,top2,category"]
+    how += ["--category", "stop=,", "--category", "stop=.", "--category", "cat=cat"]
+    told = json.loads(succeed("analyze", *how, "--attention", "fused").stdout)
+    assert told["categories"] == ["stop", "cat", "other"]
+    layers, queries = 3, len(told["tokens"])
+    assert np.shape(told["top_key"]["attn_n"]) == (layers, queries, 2)
+    assert np.shape(told["category"]["attn_n"]) == (layers, queries, 3)
+    assert "path:fused" in told["signature"]
+    file = tmp_path / "reduced.json"
+    assert succeed("analyze", *how, "--output", str(file)).stdout == ""
+    written = json.loads(file.read_text())
+    np.testing.assert_allclose(written["top_value"]["attn_n"], told["top_value"]["attn_n"])
+
+
+@pytest.mark.parametrize(("how", "message"), [
+    (["--reduce", "most"], "unknown reduction: 'most'; valid are mixing_ratio"),
+    (["--reduce", "argmax", "--layer", "1"], "--layer chooses among maps"),
+    (["--reduce", "category", "--category", "comma"], "NAME=TOKEN"),
+    (["--reduce", "argmax", "--output", "x.csv"], "must end in one of: .json"),
+    (["--attention", "flash"], "one of auto, eager, fused"),
+])  # fmt: skip
+def test_reductions_that_cannot_be(bert: str, how: list[str], message: str) -> None:
+    assert message in fail("analyze", "--model", bert, "--text", CAT, *how)

@@ -207,6 +207,8 @@ def test_reductions_of_texts_know_their_tokens() -> None:
     ({"reduce": ("argmax",), "categories": {"a": ["b"]}}, "go together: give both"),
     ({"reduce": ("category",), "categories": {"a": "b"}}, "a list of tokens, not a string"),
     ({"attention": "flash"}, "one of auto, eager, fused"),
+    ({"kernels": "cuda"}, "one of auto, torch, triton"),
+    ({"kernels": "triton"}, "cpu is no CUDA device"),
 ])  # fmt: skip
 def test_bad_input_says_what_is_valid(how: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
