@@ -22,6 +22,7 @@ from normscope.limits import check_fits, max_length_of
 from normscope.maps import NAMES, check_maps_of
 from normscope.models import load
 from normscope.reductions import Reductions
+from normscope.results import Results
 from normscope.runner import Runner, accepted_by
 from normscope.signature import Signature
 from normscope.tokens import Encoded, Tokens, encode, pad
@@ -102,14 +103,24 @@ def analyze(
     ]
     results: list[Contributions | Reductions | None] = [None] * len(rows)
     runner = Runner(model, chosen, options, _signature(model, tokenizer, chosen, options))
+    started: list[tuple[list[int], Results]] = []  # the last one, still on its way
+
+    def finish() -> None:
+        for these, made in started:
+            for row, result in zip(these, made.rows(), strict=True):
+                results[row] = result
+
     for batch in _batches(rows):
-        inputs = _inputs(model, tokenizer, [rows[i] for i in batch])
+        host = _inputs(model, tokenizer, [rows[i] for i in batch])
+        inputs = {name: tensor.to(model.device, non_blocking=True) for name, tensor in host.items()}
         known = [
             {"": source.tokens, "decoder": None if target is None else target.tokens}
             for source, target in (rows[i] for i in batch)
         ]
-        for i, result in zip(batch, runner.run(inputs, known), strict=True):
-            results[i] = result
+        following = batch, runner.start(inputs, known, host)
+        finish()
+        started[:] = [following]
+    finish()
     return results[0] if single else results
 
 
@@ -339,7 +350,8 @@ def _inputs(
         padded = pad(targets, padding)
         inputs["decoder_input_ids"] = padded["input_ids"]
         inputs["decoder_attention_mask"] = padded["attention_mask"]
-    return {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    pinned = model.device.type == "cuda"  # from there a GPU fetches without being waited for
+    return {name: tensor.pin_memory() if pinned else tensor for name, tensor in inputs.items()}
 
 
 def _signature(

@@ -50,9 +50,10 @@ class Collector:
         maps: tuple[str, ...],
         options: Options,
         known: Known = None,
+        host: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.maps, self.options = model, maps, options
-        self.labels = Labels(model, inputs, known)
+        self.labels = Labels(model, inputs, known, host)
         self.parts: dict[tuple[str, str], Part] = {}  # by stack and kind
         self.paths: set[str] = set()
         self.whole_layers = any(name not in MAPS for name in maps)
@@ -187,14 +188,44 @@ class Part:
             return self.reduce
         return replace(self.reduce, category=self.reduce.category.to(device))
 
-    def fetch(self) -> dict[tuple[str, str], np.ndarray]:
-        """(row, layer, …) arrays on the CPU."""
-        # By row first: what belongs to one text then lies together.
-        return {w: torch.stack(found, dim=1).cpu().numpy() for w, found in self.arrays.items()}
+    def fetch(self) -> Fetched:
+        """All of it on the CPU, or on its way there from a GPU: wait for that before reading."""
+        return Fetched(
+            self.names,
+            self.dtypes,
+            # By row first: what belongs to one text then lies together.
+            {what: _home(torch.stack(found, dim=1)) for what, found in self.arrays.items()},
+            {name: _home(torch.stack(found)) for name, found in self.errors.items()},
+            [None if blocked is None else _home(blocked) for blocked in self.blocked],
+            [
+                None if found is None else (_home(found[0]), _home(found[1]))
+                for found in self.leaked
+            ],
+            _home(self.positions.queries),
+            _home(self.positions.keys),
+        )
 
-    def real(self, b: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which queries and which keys of a row are real."""
-        return self.positions.queries[b].cpu().numpy(), self.positions.keys[b].cpu().numpy()
+
+@dataclass(frozen=True, eq=False)
+class Fetched:
+    """One part, read back: a list over layers, or arrays with a layer axis."""
+
+    names: list[str]
+    dtypes: list[set[torch.dtype]]
+    arrays: dict[tuple[str, str], Tensor]  # (kind, map) -> (row, layer, …)
+    errors: dict[str, Tensor]  # map -> (layer, row)
+    blocked: list[Tensor | None]
+    leaked: list[tuple[Tensor, Tensor] | None]
+    queries: Tensor  # (row, position): which are real
+    keys: Tensor
+
+
+def _home(tensor: Tensor) -> Tensor:
+    """On the CPU; from a GPU into pinned memory, without waiting for it."""
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
 
 
 def _blocked(captured: Capture, real: Positions) -> Tensor | None:

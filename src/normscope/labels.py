@@ -24,8 +24,15 @@ OTHER = "other"  # tokens of no category
 class Labels:
     """The masks and the tokens of one batch."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], known: Known = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        known: Known = None,
+        host: Mapping[str, Any] | None = None,
+    ) -> None:
         self.model, self.inputs = model, inputs
+        self.host = inputs if host is None else host  # the same on the CPU: no wait for a GPU
         self.known = known  # each row's tokens, by role
         self.padded = self._check_masks()
 
@@ -58,7 +65,7 @@ class Labels:
         """Whether any position is padding; a row that is nothing else is refused."""
         padded = False
         for name in ("attention_mask", "decoder_attention_mask"):
-            mask = self.inputs.get(name)
+            mask = self.host.get(name)
             if not isinstance(mask, Tensor) or mask.dim() != 2:
                 continue
             real = mask.cpu().bool()
@@ -88,7 +95,7 @@ class Labels:
                     f"{int(real.sum())} real ones ({len(real)} with padding)"
                 )
             return given
-        ids = self.inputs.get("decoder_input_ids" if role else "input_ids")
+        ids = self.host.get("decoder_input_ids" if role else "input_ids")
         if isinstance(ids, Tensor) and ids.shape[-1] == len(real) and not is_vision(stack):
             kept = ids[b].cpu().numpy()[real].tolist()
             return replace(named([str(i) for i in kept]), ids=tuple(kept))

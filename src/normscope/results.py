@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.arrays import LabelledArray
-from normscope.collector import Collector, Part
+from normscope.collector import Collector, Fetched
 from normscope.contributions import Contributions
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.labels import OTHER, part_names, with_residual
@@ -22,21 +22,24 @@ Place = tuple[str, str]  # stack and kind of attention
 Arrays = Mapping[tuple[str, str], np.ndarray]  # by kind and map
 
 
-def results_of(
-    collector: Collector, signature: Signature
-) -> Sequence[Contributions] | Sequence[Reductions]:
-    """One result for each row of the batch."""
-    return _Results(collector, signature).rows()
+class Results:
+    """A batch on its way to the CPU. Another may be computed before :meth:`rows` is asked for."""
 
-
-class _Results:
     def __init__(self, collector: Collector, signature: Signature) -> None:
         self.collector, self.signature = collector, signature
-        self.maps, self.options = collector.maps, collector.options
-        self.parts, self.labels = collector.parts, collector.labels
+        self.maps, self.options, self.labels = collector.maps, collector.options, collector.labels
+        self.parts = {place: part.fetch() for place, part in collector.parts.items()}
+        devices = {part.positions.queries.device for part in collector.parts.values()}
+        self._arriving = [
+            torch.cuda.current_stream(device).record_event()
+            for device in devices
+            if device.type == "cuda"
+        ]
 
-    def rows(self) -> Sequence[Contributions] | Sequence[Reductions]:
-        """All rows, if nothing is wrong with any."""
+    def rows(self) -> Sequence[Contributions | Reductions]:
+        """One result for each row, if nothing is wrong with any."""
+        for arriving in self._arriving:
+            arriving.synchronize()
         model, signature = self.collector.model, self.signature
         if not self.parts:
             raise UnsupportedModelError(
@@ -46,8 +49,11 @@ class _Results:
         signature.path = "+".join(sorted(self.collector.paths))
         names = part_names(list(self.parts))
         judged = {place: _judge(model, part) for place, part in self.parts.items()}
-        arrays = {place: part.fetch() for place, part in self.parts.items()}
-        rows = range(len(next(iter(self.parts.values())).positions.queries))
+        arrays = {
+            place: {what: array.numpy() for what, array in part.arrays.items()}
+            for place, part in self.parts.items()
+        }
+        rows = range(len(next(iter(self.parts.values())).queries))
 
         def error(place: Place, b: int) -> dict[str, float]:
             return {name: float(found[:, b].max()) for name, found in judged[place].items()}
@@ -105,7 +111,8 @@ class _Results:
 
     def _both(self, place: Place, b: int) -> tuple[Tokens, Tokens, np.ndarray, np.ndarray]:
         """Tokens of the queries and of the keys of a row, and which positions are real."""
-        (stack, kind), (here, there) = place, self.parts[place].real(b)
+        (stack, kind), part = place, self.parts[place]
+        here, there = part.queries[b].numpy(), part.keys[b].numpy()
         mine = self.labels.tokens(self.labels.role(stack), stack, here, b)
         theirs = mine if kind == "self" else self.labels.tokens("", stack, there, b)
         return mine, theirs, here, there
@@ -135,9 +142,9 @@ class _Results:
             }
             title = name if what == "map" else what
             reduce = "sum" if what == "map" else "mean"
-            return LabelledArray(
-                np.ascontiguousarray(array), axes, tokens, name=title, key_reduce=reduce
-            )
+            # Pinned memory is scarce, and is given back when this batch is done.
+            array = np.array(array) if self._arriving else np.ascontiguousarray(array)
+            return LabelledArray(array, axes, tokens, name=title, key_reduce=reduce)
 
         extras: dict[str, dict[str, LabelledArray]] = {}
         for what, name in arrays:
@@ -157,9 +164,9 @@ class _Results:
 # ---- refusals
 
 
-def _judge(model: nn.Module, part: Part) -> dict[str, np.ndarray]:
+def _judge(model: nn.Module, part: Fetched) -> dict[str, np.ndarray]:
     """The error of each map and row, (layer, row); the first layer that is wrong raises."""
-    errors = {name: torch.stack(found).cpu().numpy() for name, found in part.errors.items()}
+    errors = {name: found.numpy() for name, found in part.errors.items()}
     finite = np.isfinite(np.stack(list(errors.values()))).all(axis=(0, 2))
     for layer, name in enumerate(part.names):
         _refuse_wrong(name, part.blocked[layer], part.leaked[layer])

@@ -23,7 +23,7 @@ from normscope.collector import Collector, Options
 from normscope.contributions import Contributions
 from normscope.labels import Known
 from normscope.reductions import Reductions
-from normscope.results import results_of
+from normscope.results import Results
 from normscope.signature import Signature
 
 LONG = 1024  # tokens from which attention weights are no longer kept as a whole
@@ -44,11 +44,22 @@ class Runner:
         self, inputs: Mapping[str, Any], known: Known = None
     ) -> Sequence[Contributions | Reductions]:
         """One result for each row of a batch."""
-        return results_of(self.collect(inputs, known), self.signature)
+        return self.start(inputs, known).rows()
 
-    def collect(self, inputs: Mapping[str, Any], known: Known = None) -> Collector:
+    def start(
+        self, inputs: Mapping[str, Any], known: Known = None, host: Mapping[str, Any] | None = None
+    ) -> Results:
+        """The same, not waited for: the next batch can be started before this one is read.
+
+        ``host`` are the inputs on the CPU, where they are at hand.
+        """
+        return Results(self.collect(inputs, known, host), self.signature)
+
+    def collect(
+        self, inputs: Mapping[str, Any], known: Known = None, host: Mapping[str, Any] | None = None
+    ) -> Collector:
         """The same before it is brought to the CPU and judged."""
-        collector = Collector(self.model, inputs, self.maps, self.options, known)
+        collector = Collector(self.model, inputs, self.maps, self.options, known, host)
         shape = self._shape(inputs, collector)
         self.seen[shape] += 1
         if shape is None or self.seen[shape] <= SEEN:
@@ -60,7 +71,9 @@ class Runner:
         if graph is None:
             self._forward(inputs, collector)
             return collector
-        return graph.replay(inputs, known)
+        graph.replay(inputs)
+        collector.parts, collector.paths = graph.collector.parts, graph.collector.paths
+        return collector
 
     def _forward(self, inputs: Mapping[str, Any], collector: Collector) -> None:
         attention = self._attention(inputs)
@@ -103,7 +116,7 @@ class Runner:
 
     def _record(self, inputs: Mapping[str, Any]) -> _Graph | None:
         kept = {k: v.clone() if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        collector = Collector(self.model, kept, self.maps, self.options)
+        collector = Collector(self.model, kept, self.maps, self.options, None, inputs)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
@@ -123,13 +136,11 @@ class _Graph:
     ) -> None:
         self.graph, self.inputs, self.collector = graph, inputs, collector
 
-    def replay(self, inputs: Mapping[str, Any], known: Known) -> Collector:
+    def replay(self, inputs: Mapping[str, Any]) -> None:
         for name, tensor in self.inputs.items():
             if isinstance(tensor, Tensor):
                 tensor.copy_(inputs[name])
         self.graph.replay()
-        self.collector.labels.known = known
-        return self.collector
 
 
 def _with_progress(model: nn.Module, collector: Collector) -> Callable[[LayerCapture], None]:
