@@ -25,6 +25,8 @@ OTHERS = {
     *("falcon (alibi)", "fsmt", "gemma2", "gemma3", "gpt_oss", "nllb-moe"),
 }
 BIASED = {"t5", "mt5", "umt5"}  # plain but for a bias that their calls bring along
+# Not plain, or not through the interface, in the oldest transformers that is claimed.
+LATER = {*BIASED, "gpt2", "whisper"}
 
 
 def maps_of(model: Any) -> list[str]:
@@ -45,8 +47,12 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fused_is_eager(name: str) -> None:
     """The same maps, ratios and shares; many eager softmaxes round to float32, ours does not."""
     model: Any = tiny_model(name)
-    assert why_not_fused(Layout(model)) is None
     inputs, maps = tiny_inputs(name), maps_of(model)
+    if (why := why_not_fused(Layout(model))) is not None:
+        assert name in LATER, why
+        with pytest.raises(UnsupportedModelError, match="not possible here"):
+            normscope.analyze_inputs(model, inputs, attention="fused")
+        return
     one = normscope.analyze_inputs(model, inputs, maps=maps, attention="eager")
     other = normscope.analyze_inputs(model, inputs, maps=maps, attention="fused")
     assert ("path:interface" if name in BIASED else "path:fused") in other[0].signature

@@ -511,12 +511,14 @@ def version(debug: Debug = False) -> None:
     import platform
     from importlib.metadata import version as installed
 
+    import torch
+
     from normscope import __version__
 
     print(f"normscope {__version__}")
-    # Asked of the installed files: importing transformers takes seconds.
-    for package in ("torch", "transformers"):
-        print(f"{package} {installed(package)}")
+    print(f"torch {torch.__version__}")
+    # Asked of the installed files: importing it takes seconds.
+    print(f"transformers {installed('transformers')}")
     print(f"python {platform.python_version()}")
 
 
