@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from normscope.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.capture import scores, seam
 from normscope.capture.layout import Layout
 from normscope.capture.seam import why_not_fused
+from normscope.decomposition.rows import check_reductions
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.maps import available
 
@@ -219,3 +221,116 @@ def test_reductions_of_texts_know_their_tokens() -> None:
 def test_bad_input_says_what_is_valid(how: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         normscope.analyze_inputs(tiny_model("bert"), tiny_inputs("bert"), **how)
+
+
+# -------------------------------------------------------------------------- found by attackers
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5"])
+def test_checkpointed_gradients_are_those_of_the_model(name: str) -> None:
+    """With gradients, nothing is fused: a second run of a layer must do what the first did."""
+
+    def gradient(*, checkpointing: bool) -> torch.Tensor:
+        model: Any = tiny_model(name, dtype=torch.float32).train()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        inputs = tiny_inputs(name, dtype=torch.float32)
+        torch.manual_seed(0)
+        with normscope.capture(model, attention="fused") as captures:
+            model(**inputs, use_cache=False)[0].pow(2).sum().backward()
+        assert {c.path for c in captures} <= {"interface", "watched"}
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    plain = gradient(checkpointing=False)
+    bound = 1e-4 * float(plain.abs().max())
+    assert_allclose(gradient(checkpointing=True), plain, rtol=1e-4, atol=bound)
+
+
+@pytest.mark.parametrize("low", [-1e9, -1e4])
+def test_rows_of_low_scores_still_add_up_to_one(low: float) -> None:
+    model = tiny_model("bert", dtype=torch.float32)
+    ids = tiny_inputs("bert", batch=2)["input_ids"].clamp_min(5)
+    mask = torch.zeros(2, 1, 9, 9)
+    mask[0, :, 4, :] = low
+    result = normscope.analyze_inputs(
+        model, {"input_ids": ids, "attention_mask": mask}, attention="fused"
+    )[0]
+    assert_allclose(result["attn_w"].values.sum(axis=-1), np.ones((3, 9)), rtol=1e-5)
+
+
+def test_weights_that_are_wrong_for_one_query_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = tiny_model("llama"), {"input_ids": tiny_inputs("llama")["input_ids"]}
+    normscope.analyze_inputs(model, inputs, attention="fused")  # is_plain has looked by now
+    right = scores.Scores.rows
+
+    def wrong(self: Any, here: slice) -> Any:
+        made = right(self, here).clone()
+        if here.start <= 3 < here.stop:
+            made[:, :, 3 - here.start] *= 2
+        return made
+
+    monkeypatch.setattr(scores.Scores, "rows", wrong)
+    hows: list[dict[str, Any]] = [{}, {"reduce": ("row_sum", "top3")}]
+    for how in hows:
+        with pytest.raises(ExactnessError, match='try attention="eager"'):
+            normscope.analyze_inputs(model, inputs, attention="fused", **how)
+    # Left to itself it goes back to eager attention.
+    monkeypatch.setattr("normscope.runner.LONG", 8)
+    assert "path:interface" in normscope.analyze_inputs(model, inputs)[0].signature
+
+
+def test_a_mask_of_one_row_stands_for_all_queries() -> None:
+    model = tiny_model("bert")
+    ids = tiny_inputs("bert", batch=2)["input_ids"].clamp_min(5)
+    mask = torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    one = normscope.analyze_inputs(model, inputs, attention="eager")
+    other = normscope.analyze_inputs(model, inputs, attention="fused")
+    for a, b in zip(one, other, strict=True):
+        assert_allclose(b["attn_n"].values, a["attn_n"].values, rtol=1e-12)
+
+
+def test_reductions_travel_without_their_model() -> None:
+    model = tiny_model("bert")
+    result = normscope.analyze(model, tokenizer(), "the cat sat", reduce=("top3",))
+    again = pickle.loads(pickle.dumps(result))
+    assert again.signature == result.signature
+    assert "changed-after-analysis" not in again.signature
+    assert len(pickle.dumps(result)) < 20_000
+    assert repr(again) == repr(result)
+    assert len(repr(result)) < 200
+
+
+def test_reductions_of_several_parts_say_so() -> None:
+    model, inputs = tiny_model("marian"), tiny_inputs("marian")
+    result = normscope.analyze_inputs(model, inputs, reduce=("top3", "mixing_ratio"))[0]
+    assert set(result.error) == {"attn_w", "attn_n"}
+    with pytest.raises(InputError, match=r"choose a part first: result\.encoder"):
+        result.top("attn_n", 0, 0)
+    with pytest.raises(AttributeError, match="its parts are"):
+        _ = result.crss
+    with pytest.raises(InputError, match="no layer 99"):
+        result.encoder.top("attn_n", 99, 0)
+    assert len(result.encoder.top("attn_n", 0, 0)) == 3
+
+
+def test_ranks_do_not_depend_on_the_other_texts() -> None:
+    model = tiny_model("bert")
+    texts = ["the cat", "the cat sat on the mat , and looked at it ."]
+    together = normscope.analyze(model, tokenizer(), texts, reduce=("top8",))[0]
+    alone = normscope.analyze(model, tokenizer(), texts[0], reduce=("top8",))
+    assert together.top_key["attn_n"].shape == alone.top_key["attn_n"].shape
+    assert (together.top_key["attn_n"] == alone.top_key["attn_n"]).all()
+    assert together.top_key["attn_n"].shape[-1] == 8
+
+
+def test_more_bad_input() -> None:
+    for given in (5, [5]):
+        with pytest.raises(InputError, match="unknown reduction: 5"):
+            check_reductions(given)
+    model, inputs = tiny_model("bert"), tiny_inputs("bert")
+    with pytest.raises(InputError, match="choose another name"):
+        normscope.analyze_inputs(model, inputs, reduce=("category",), categories={"other": ["a"]})
+    how: Any = {"attention": "Fused"}
+    with pytest.raises(Exception, match="Fused"), normscope.capture(model, **how):
+        pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.rows import check_reductions
 from normscope.errors import InputError
 from normscope.kernels.backend import check_kernels, fused
-from normscope.labels import named
+from normscope.labels import OTHER, named
 from normscope.limits import check_fits, max_length_of
 from normscope.maps import NAMES, check_maps_of
 from normscope.models import load
@@ -204,8 +205,12 @@ def check_maps(
         raise InputError(
             'categories={"name": ["token", …]} and reduce=("category",) go together: give both'
         )
+    if categories is not None and not isinstance(categories, Mapping):
+        raise InputError(f"categories are {{name: [tokens]}}, but was given {categories!r}")
     if any(isinstance(tokens, str) for tokens in (categories or {}).values()):
         raise InputError("each category is a list of tokens, not a string")
+    if OTHER in (categories or {}):
+        raise InputError(f"{OTHER!r} is what tokens of no category are called; choose another name")
     return chosen, Options(
         heads,
         ff_bias,
@@ -363,6 +368,7 @@ def _signature(
         "heads": options.heads,
         **({"ff_bias": options.ff_bias} if any("_ff" in name for name in maps) else {}),
         **({"reduce": ",".join(options.reduce)} if options.reduce else {}),
+        **({"categories": json.dumps(options.categories)} if options.categories else {}),
         **({"kernels": "triton"} if fused(options.kernels, parameter.device) is not None else {}),
         "dtype": str(parameter.dtype).removeprefix("torch."),
     }

@@ -260,6 +260,8 @@ def analyze(
     names = [name.strip() for name in maps.split(",")]
     reductions = [name.strip() for name in reduce.split(",")] if reduce is not None else []
     categories = _categories(category or [])
+    if ("category" in reductions) != bool(categories):
+        raise InputError("--reduce category and --category NAME=TOKEN go together: give both")
     check_maps(  # this and the next checks before the model is loaded
         names, heads, ff_bias, memory,
         attention=attention, reduce=reductions, categories=categories,
@@ -441,7 +443,8 @@ def bench(
         typer.Option(
             metavar="GROUP[,GROUP]",
             help="2020: attn_w, attn_n. 2021: on through the residual and its norm. 2024: through "
-            "the feed-forward. Without it, all three, 2024 up to 128 tokens only.",
+            "the feed-forward. reduce: mixing ratios and top contributors, no map. Without it, "
+            "all, 2024 up to 128 tokens only.",
         ),
     ] = None,
     repeats: Annotated[
@@ -470,7 +473,7 @@ def bench(
       normscope bench
       normscope bench --model bert-base --lengths 128,512 --json bert.json
       normscope bench --device cuda --model llama-8b-layer --dtype bfloat16 \\
-                      --lengths 512,1024,2048 --maps 2020,2021
+                      --lengths 8192,131072 --maps reduce --no-dense
     """  # noqa: D301
     from rich.console import Console
 

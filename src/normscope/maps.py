@@ -107,8 +107,11 @@ def _factored_maps(
     counts = {name: scope.keys for name, scope in scopes.items()}
     counts |= {"attn_w": keys} if {"attn_w", "attn_res_w"} & set(wanted) else {}
     counts |= {"attn_res_w": keys + separate} if "attn_res_w" in wanted else {}
+    drawn = positions.cells(taken.captured.layer)
     made = {
-        name: Rows((batch, queries, count), positions.keys, reduce if name in wanted else NOTHING)
+        name: Rows(
+            (batch, queries, count), positions.keys, reduce if name in wanted else NOTHING, drawn
+        )
         for name, count in counts.items()
     }
     diagonal = None  # of the mean weights
@@ -140,14 +143,15 @@ def _factored_maps(
             mixing = (whole if diagonal is None else whole - diagonal) / factor
             checked = None
             if cells is not None:
-                kept = made["attn_w"].values
-                seen = cells.alpha.mean(dim=-1) if kept is None else cells.of(kept)
+                seen = made["attn_w"].at
+                assert seen is not None
                 checked = taken.spot_check("attn_w", seen, cells)
             maps[name] = Map(rows.values, gaps["attn_n"], checked, mixing, None, rows.reduced)
             continue
         scope, checked = scopes[name], None
         if cells is not None:
-            seen = scope.at(cells) if rows.values is None else cells.of(rows.values)
+            seen = rows.at
+            assert seen is not None
             if name == "attn_n":
                 checked = taken.spot_check(name, seen, cells)
             else:

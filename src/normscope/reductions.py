@@ -28,8 +28,9 @@ class Reductions:
     top_key, top_value                  map -> (layer, query, rank), the largest first
     category                            map -> (layer, query, category), sums over keys
 
-    In cross-attention the residual's column is the key after the last token. A row of fewer real
-    keys than ranks has the key -1 and the value 0 in the ranks that are left over.
+    In cross-attention the residual's column is the key after the last token; it belongs to no
+    category. A row of fewer real keys than ranks has the key -1 and the value 0 in the ranks that
+    are left over. A model of several stacks has ``parts`` instead: `result.encoder.top_key`.
     """
 
     tokens: Tokens | None = None
@@ -54,20 +55,40 @@ class Reductions:
         return self.source
 
     def __getattr__(self, name: str) -> Reductions:
-        if name in vars(self).get("parts", {}):
-            found: Reductions = self.parts[name]
+        parts = vars(self).get("parts", {})
+        if name in parts:
+            found: Reductions = parts[name]
             return found
-        raise AttributeError(name)
+        raise AttributeError(f"Reductions has no {name!r}; its parts are: {list(parts) or 'none'}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The signature's source may hold the model, which has no place in a pickle.
+        return {**vars(self), "source": self.signature}
+
+    def __repr__(self) -> str:
+        if self.parts:
+            return f"Reductions in {len(self.parts)} parts: {', '.join(self.parts)}"
+        has = [kind for kind in KINDS if getattr(self, kind)]
+        maps = ", ".join(self.error)
+        return f"Reductions {', '.join(has)} of {maps}: {len(self.tokens or ())} tokens"
 
     def top(self, name: str, layer: int, query: int) -> list[tuple[str, float]]:
-        """The largest contributors of one query in one map, by token."""
+        """The largest contributors of one query in one map, by token; none that gives nothing."""
+        if self.parts:
+            raise InputError(f"choose a part first: {', '.join(f'result.{p}' for p in self.parts)}")
         if name not in self.top_key:
             has = ", ".join(self.top_key) or 'none; ask for reduce=("top16",)'
             raise InputError(f"there are no top contributors of {name!r}; there are of: {has}")
         assert self.key_tokens is not None
         names = (*self.key_tokens.strings, "residual")
+        layers, queries, _ = self.top_key[name].shape
+        if not (0 <= layer < layers and 0 <= query < queries):
+            raise InputError(
+                f"there is no layer {layer}, query {query}: layers go to {layers - 1}, queries to "
+                f"{queries - 1}"
+            )
         keys, values = self.top_key[name][layer, query], self.top_value[name][layer, query]
-        return [(names[k], float(v)) for k, v in zip(keys, values, strict=True) if k >= 0]
+        return [(names[k], float(v)) for k, v in zip(keys, values, strict=True) if v > 0]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts, strings and numbers, ready for JSON."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normscope.arrays import LabelledArray
 from normscope.collector import Collector, Fetched
 from normscope.contributions import Contributions
+from normscope.decomposition.rows import largest
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.labels import OTHER, part_names, with_residual
 from normscope.maps import bound_of
@@ -25,7 +26,13 @@ Arrays = Mapping[tuple[str, str], np.ndarray]  # by kind and map
 class Results:
     """A batch on its way to the CPU. Another may be computed before :meth:`rows` is asked for."""
 
-    def __init__(self, collector: Collector, signature: Signature) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        signature: Signature,
+        again: Callable[[], Results] | None = None,
+    ) -> None:
+        self.again = again  # another way to the same, if this one is not exact
         self.collector, self.signature = collector, signature
         self.maps, self.options, self.labels = collector.maps, collector.options, collector.labels
         self.parts = {place: part.fetch() for place, part in collector.parts.items()}
@@ -48,7 +55,16 @@ class Results:
             )
         signature.path = "+".join(sorted(self.collector.paths))
         names = part_names(list(self.parts))
-        judged = {place: _judge(model, part) for place, part in self.parts.items()}
+        try:
+            judged = {place: _judge(model, part) for place, part in self.parts.items()}
+        except ExactnessError as gap:
+            if "fused" not in self.collector.paths:
+                raise
+            if self.again is not None:
+                return self.again().rows()
+            raise ExactnessError(
+                f'{gap} Its weights were made from queries and keys: try attention="eager".'
+            ) from gap
         arrays = {
             place: {what: array.numpy() for what, array in part.arrays.items()}
             for place, part in self.parts.items()
@@ -66,7 +82,10 @@ class Results:
                     for place in self.parts
                 }
                 one = list(reduced.values())
-                whole = Reductions(parts=reduced, source=signature)
+                worst: dict[str, float] = {}
+                for part in one:
+                    worst |= {n: max(e, worst.get(n, 0.0)) for n, e in part.error.items()}
+                whole = Reductions(error=worst, parts=reduced, source=signature)
                 reductions.append(one[0] if len(one) == 1 else whole)
             return reductions
         results = []
@@ -103,6 +122,10 @@ class Results:
                 rows = np.maximum(rows, 0)  # padding was put last
             if kind != "mixing_ratio" or "mixing_ratio" in names:
                 getattr(found, kind)[name] = rows
+        for arrays_of, left in ((found.top_key, -1), (found.top_value, 0)):
+            for name, ranks in arrays_of.items():
+                lacking = [(0, 0), (0, 0), (0, largest(names) - ranks.shape[-1])]
+                arrays_of[name] = np.pad(ranks, lacking, constant_values=left)
         if "argmax" in names:
             found.argmax.update({n: keys[..., 0] for n, keys in found.top_key.items()})
         if not any(name.startswith("top") for name in names):

@@ -26,7 +26,9 @@ from normscope.reductions import Reductions
 from normscope.results import Results
 from normscope.signature import Signature
 
-LONG = 1024  # tokens from which attention weights are no longer kept as a whole
+LONG = 1024  # tokens beyond which attention weights are no longer kept as a whole
+_TEXTS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
+Attention = Literal["auto", "eager", "fused"]
 SEEN = 2  # batches of a shape that are run as they are before it is recorded
 
 
@@ -53,7 +55,14 @@ class Runner:
 
         ``host`` are the inputs on the CPU, where they are at hand.
         """
-        return Results(self.collect(inputs, known, host), self.signature)
+
+        def eagerly() -> Results:
+            collector = Collector(self.model, inputs, self.maps, self.options, known, host)
+            self._forward(inputs, collector, "eager")
+            return Results(collector, self.signature)
+
+        again = eagerly if self.options.attention == "auto" else None
+        return Results(self.collect(inputs, known, host), self.signature, again)
 
     def collect(
         self, inputs: Mapping[str, Any], known: Known = None, host: Mapping[str, Any] | None = None
@@ -75,8 +84,10 @@ class Runner:
         collector.parts, collector.paths = graph.collector.parts, graph.collector.paths
         return collector
 
-    def _forward(self, inputs: Mapping[str, Any], collector: Collector) -> None:
-        attention = self._attention(inputs)
+    def _forward(
+        self, inputs: Mapping[str, Any], collector: Collector, attention: Attention | None = None
+    ) -> None:
+        attention = self._attention(inputs) if attention is None else attention
         record = (
             capture_layers(self.model, _with_progress(self.model, collector), attention=attention)
             if collector.whole_layers
@@ -88,14 +99,14 @@ class Runner:
         with evaluating(self.model), torch.no_grad(), record:
             self.model(**inputs, **extra)
 
-    def _attention(self, inputs: Mapping[str, Any]) -> Literal["auto", "eager", "fused"]:
+    def _attention(self, inputs: Mapping[str, Any]) -> Attention:
         """On a CPU eager attention while its weights are small: bit for bit what the model does.
 
         On a GPU the model's own fused attention, which can be recorded as a graph.
         """
         chosen = self.options.attention
-        lengths = [t.shape[1] for t in inputs.values() if isinstance(t, Tensor) and t.dim() > 1]
-        small = max(lengths, default=0) <= LONG
+        texts = [inputs.get(name) for name in _TEXTS]
+        small = all(t.shape[1] <= LONG for t in texts if isinstance(t, Tensor) and t.dim() > 1)
         small = small and next(self.model.parameters()).device.type == "cpu"
         unfit = self.options.heads == "each" or any("_ff" in name for name in self.maps)
         return "eager" if chosen == "auto" and (small or unfit) else chosen

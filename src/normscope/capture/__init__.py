@@ -44,14 +44,18 @@ def capture(
 
     ``attention="eager"`` runs the model's own eager attention and records its weights.
     ``"fused"`` leaves the model to its sdpa attention and records queries and keys, of which the
-    weights are made when they are asked for (``rows``, ``alpha``); it is refused where that is not
-    known to be the same. ``"auto"`` is fused where it can be.
+    weights are made when they are asked for (``rows``, ``alpha``); it is refused for a model whose
+    attention is another. Calls that bring more (a position bias, dropout, output_attentions), and
+    all where gradients are recorded, run eagerly still; a capture's ``path`` says which it was.
+    ``"auto"`` is fused where it can be.
 
         >>> with capture(model) as captures:                                    # doctest: +SKIP
         ...     model(**inputs)
         >>> captures[0].alpha.shape                                             # doctest: +SKIP
         torch.Size([1, 12, 9, 9])
     """
+    if attention not in ("auto", "eager", "fused"):
+        raise InputError(f"attention is one of auto, eager, fused, but was given {attention!r}")
     _refuse_opaque(model)
     kept: list[Capture] = []
     with install(model) as installation:

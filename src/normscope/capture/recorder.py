@@ -6,6 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -69,15 +70,27 @@ class Capture:
             else self.weights[:, :, here]
         )
 
-    def reconstruct(self) -> Float[Tensor, "batch query out"]:
-        """Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equal to ``output``.
+    @cached_property
+    def surveyed(self) -> tuple[Tensor | None, Tensor] | None:
+        """α_ii and Σ_j αv of weights that were never written down, seen in one pass."""
+        return self.weights.survey(self.value) if isinstance(self.weights, Scores) else None
 
-        Where the weights were never written down, Σ_j αv is the model's own.
-        """
+    def own_weight(self) -> Float[Tensor, "batch head query"] | None:
+        """α_ii; None where no key is the query itself."""
+        if self.kind == "cross" or self.shape[2] != self.shape[3]:
+            return None
+        if self.surveyed is not None:
+            return self.surveyed[0]
+        assert isinstance(self.weights, Tensor)
+        return self.weights.diagonal(dim1=-2, dim2=-1)
+
+    def reconstruct(self) -> Float[Tensor, "batch query out"]:
+        """Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equal to ``output``."""
         wide = torch.promote_types(self.output.dtype, torch.float32)
-        if isinstance(self.weights, Scores):
-            return project(self.weights.context.flatten(2), self.projection, wide)
-        alpha, value = self.alpha.to(wide), self.value.to(wide)
+        if self.surveyed is not None:
+            return project(self.surveyed[1].flatten(2), self.projection, wide)
+        assert isinstance(self.weights, Tensor)
+        alpha, value = self.weights.to(wide), self.value.to(wide)
         heads, groups = alpha.shape[1], value.shape[1]
         if groups != heads:
             value = value.repeat_interleave(heads // groups, dim=1)

@@ -70,31 +70,62 @@ class Scores:
         return (slice(i, min(i + step, queries)) for i in range(0, queries, step))
 
     @cached_property
+    def flash(self) -> bool:
+        """Whether the weights are made inside the kernels that need them: 16 bits, on a GPU."""
+        return self.query.element_size() == 2 and fused("auto", self.device) is not None
+
+    @cached_property
     def _whole(self) -> Float[Tensor, "batch head query key"] | None:
         """All weights, where they fit into a block."""
-        if self.shape.numel() > BLOCK.get(self.device.type, BLOCK["cuda"]):
+        if self.flash or self.shape.numel() > BLOCK.get(self.device.type, BLOCK["cuda"]):
             return None
-        # A row that sees nothing becomes even, as in eager attention; it is padding.
-        return self._scores(slice(0, self.shape[2]), lowest(self.dtype)).softmax(dim=-1)
+        return self._softmax(slice(0, self.shape[2]))
 
     def rows(self, here: slice) -> Float[Tensor, "batch head rows key"]:
         """The weights of some queries."""
-        if self._whole is not None:
-            return self._whole[:, :, here]
-        made = self._scores(here).sub_(self.lse[:, :, here].unsqueeze(-1)).exp_()
-        return made.nan_to_num_(0.0) if self.mask is not None else made  # rows that see nothing
+        return self._softmax(here) if self._whole is None else self._whole[:, :, here]
+
+    def _softmax(self, here: slice) -> Float[Tensor, "batch head rows key"]:
+        # A row that sees nothing becomes even, as in eager attention; it is padding.
+        return self._scores(here, lowest(self.dtype)).softmax(dim=-1)
 
     @cached_property
     def lse(self) -> Float[Tensor, "batch head query"]:
         """The logarithm of Σ_j exp(score), which the softmax divides by."""
-        if self.query.element_size() == 2 and (triton := fused("auto", self.device)) is not None:
-            how = {"scaling": self.scaling, "causal": self.causal, "mask": self.mask}
+        if self.flash:
+            from normscope.kernels import triton
+
+            how: Any = {"scaling": self.scaling, "causal": self.causal, "mask": self.mask}
             made: Tensor = triton.attention_lse(self.query, self.key, **how)
             return made
-        made = torch.empty(self.shape[:3], dtype=self.dtype, device=self.device)
+        return torch.cat([self._scores(i).logsumexp(dim=-1) for i in self.blocks()], dim=2)
+
+    def survey(
+        self, value: Float[Tensor, "batch kv_head key head_size"]
+    ) -> tuple[Float[Tensor, "batch head query"] | None, Tensor]:
+        """In one pass: the weight of each query for itself, and Σ_j αv, (batch, query, head, e).
+
+        Where the weights never leave a kernel, the latter is the model's own.
+        """
+        square = self.shape[2] == self.shape[3]
+        if self.flash:
+            return self._diagonal() if square else None, self.context
+        value = value.to(self.dtype).repeat_interleave(self.shape[1] // value.shape[1], dim=1)
+        own, mixed = [], []
         for here in self.blocks():
-            made[:, :, here] = self._scores(here).logsumexp(dim=-1)
-        return made
+            alpha = self.rows(here)
+            mixed.append((alpha @ value).transpose(1, 2))
+            own += [alpha.diagonal(offset=here.start, dim1=-2, dim2=-1)] if square else []
+        return torch.cat(own, dim=2) if square else None, torch.cat(mixed, dim=1)
+
+    def _diagonal(self) -> Float[Tensor, "batch head query"]:
+        key = self.key.repeat_interleave(self.shape[1] // self.key.shape[1], dim=1)
+        scores = (self.query.to(self.dtype) * key.to(self.dtype)).sum(dim=-1) * self.scaling
+        if self.mask is not None:
+            own = self.mask.diagonal(dim1=-2, dim2=-1)
+            hidden = own.dtype == torch.bool
+            scores = scores.masked_fill(~own, -torch.inf) if hidden else scores + own
+        return (scores - self.lse).exp().nan_to_num(0.0)
 
     def some(self, i: Tensor) -> Float[Tensor, "batch head some key"]:
         """The weights of chosen queries, (batch, some), by a softmax of their own."""
@@ -107,20 +138,7 @@ class Scores:
             seen = torch.arange(self.shape[3], device=i.device) <= i.unsqueeze(-1)
             mask = seen.unsqueeze(1)
         chosen = replace(self, query=query, mask=mask, causal=False)
-        return chosen._scores(slice(0, i.shape[1])).softmax(dim=-1).nan_to_num_(0.0)
-
-    def diagonal(self) -> Float[Tensor, "batch head query"]:
-        """The weight of each query for itself."""
-        if self._whole is not None:
-            return self._whole.diagonal(dim1=-2, dim2=-1)
-        key = self.key.repeat_interleave(self.shape[1] // self.key.shape[1], dim=1)
-        scores = (self.query.to(self.dtype) * key.to(self.dtype)).sum(dim=-1) * self.scaling
-        if self.mask is not None:
-            own = self.mask.diagonal(dim1=-2, dim2=-1)
-            scores = (
-                scores.masked_fill(~own, -torch.inf) if own.dtype == torch.bool else scores + own
-            )
-        return (scores - self.lse).exp().nan_to_num(0.0)
+        return chosen._softmax(slice(0, i.shape[1]))
 
     def _scores(
         self, here: slice, hidden: float = -torch.inf
@@ -141,7 +159,7 @@ class Scores:
             offset = self.shape[3] - self.shape[2]
             last = torch.arange(here.start, here.start + rows, device=made.device) + offset
             later = torch.arange(self.shape[3], device=made.device) > last.unsqueeze(1)
-            made.masked_fill_(later, -torch.inf)
+            made.masked_fill_(later, hidden)
         return made
 
 
@@ -209,6 +227,8 @@ def scores_of(
 ) -> Scores:
     """What transformers' sdpa attention computes its weights from."""
     scaling = kwargs.get("scaling")
+    if mask is not None:  # one row may stand for all queries
+        mask = mask.expand(-1, -1, query.shape[2], -1)
     causal = kwargs.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
     return Scores(

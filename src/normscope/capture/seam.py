@@ -71,6 +71,15 @@ def _note_replays(made: Any) -> None:
             _note_replays(part)
 
 
+def _fuse(recorders: list[Recorder]) -> bool:
+    """Whether known attention is left to the model's own function.
+
+    Not where gradients are recorded: some calls may have to run eagerly, and a backward pass that
+    computes layers again must do what they did.
+    """
+    return all(r.fused for r in recorders) and not torch.is_grad_enabled()
+
+
 class Name(str):
     """Our attention's name in a configuration, which answers for the one that really runs.
 
@@ -114,7 +123,7 @@ class Name(str):
 
     def runs(self) -> str | None:
         """The attention that serves whoever asks now, in this thread."""
-        if not _recomputing() and all(r.fused for r in self._recorders()):
+        if not _recomputing() and _fuse(self._recorders()):
             return self.original
         return "eager" if self.recorded() else self.original
 
@@ -143,7 +152,7 @@ def _attention(
     """What the model calls instead of its attention function: its own eager one, noted."""
     again = _recomputing()
     recorders = [] if again else [r for r in ACTIVE.get() if r.open and module in r.layout]
-    if recorders and all(r.fused for r in recorders) and is_plain_call(module, query, key, kwargs):
+    if recorders and _fuse(recorders) and is_plain_call(module, query, key, kwargs):
         mixed = _original(module)(module, query, key, value, attention_mask, **kwargs)[0]
         mixed = mixed.contiguous()
         scores = scores_of(module, query, key, attention_mask, mixed, kwargs)
@@ -335,7 +344,7 @@ def _hooks(layout: Layout) -> list[Any]:
     for owner, stacks in layout.owners.items():
         before(owner, lambda r, m, a, k, stacks=stacks: r.stack_begins(stacks))
         after(owner, lambda r, m, a, y, stacks=stacks: r.stack_ends(stacks))
-        after(owner, lambda r, m, a, y: None if r.fused else _note_replays(y))
+        after(owner, lambda r, m, a, y: _note_replays(y))
     for element, stack in layout.elements.items():
         before(element, lambda r, m, a, k, stack=stack: r.element_begins(m, stack))
         after(element, lambda r, m, a, y, stack=stack: r.element_ends(m, stack))

@@ -121,15 +121,7 @@ class AttentionDecomposition:
 
     def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
         """Gram matrices also of L_1 f, L_2 L_1 f, …; kept as ``grams``."""
-        _, _, queries, keys = self.captured.shape
-        own = None
-        if self.captured.kind == "self" and queries == keys:
-            weights = self.captured.weights
-            own = (
-                weights.diagonal()
-                if isinstance(weights, Scores)
-                else weights.diagonal(dim1=-2, dim2=-1)
-            )
+        own = self.captured.own_weight()
         weight = self.captured.projection.weight if self.flash else self.weight
         found = gram_matrices(self.value, weight, chain, own, self.scratch, self.kernels)
         self.__dict__["grams"] = found
@@ -137,10 +129,10 @@ class AttentionDecomposition:
 
     @cached_property
     def flash(self) -> bool:
-        """Whether the weights are made inside the kernels that need them: 16 bits, on a GPU."""
-        weights, device = self.captured.weights, self.captured.device
-        small = isinstance(weights, Scores) and weights.query.element_size() == 2
-        return small and fused(self.kernels, device) is not None
+        """Whether the weights are made inside the kernels that need them."""
+        weights = self.captured.weights
+        made = isinstance(weights, Scores) and weights.query.element_size() == 2
+        return made and fused(self.kernels, self.captured.device) is not None
 
     def rows(self, weights: bool) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
         """Blocks of queries: their weights if wanted, and ‖L Σ_h αf‖ for each L measured."""
@@ -230,11 +222,6 @@ class AttentionDecomposition:
         gap = (made - self.captured.weights.context[row, i]).norm(dim=-1)
         size = (alpha @ value.norm(dim=-1, keepdim=True)).squeeze(-1).transpose(1, 2)
         return (gap / size.clamp_min(torch.finfo(size.dtype).tiny)).flatten(1).amax(dim=1).double()
-
-    def factored_at(self, cells: Cells, level: int) -> Float[Tensor, "batch cell"]:
-        """‖L Σ_h αf‖ of some cells by their Gram matrices."""
-        grams = self.grams.matrices[level][cells.row, cells.j].double()
-        return torch.einsum("bch,bchk,bck->bc", cells.alpha, grams, cells.alpha).clamp_min(0).sqrt()
 
     def spot_check(
         self, name: str, values: Float[Tensor, "batch cell *head"], cells: Cells

@@ -217,11 +217,3 @@ class Factored:
         made = made if isinstance(weight, Tensor) else made.clone()
         made.diagonal(offset=here.start, dim1=-2, dim2=-1).copy_(own)
         return made
-
-    def at(self, cells: Cells) -> Float[Tensor, "batch cell"]:
-        """The same lengths at some cells."""
-        made, weight = self.alone.factored_at(cells, self.level), self.known.weight
-        made = made * weight[cells.row, cells.i] if isinstance(weight, Tensor) else made
-        if not self.residual or self._column:
-            return made
-        return torch.where(cells.i == cells.j, self.known.own[cells.row, cells.i], made)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +26,11 @@ class Reduce:
     category: Float[Tensor, "batch key category"] | None = None  # 1 where a key belongs
 
 
-def check_reductions(names: Sequence[str]) -> tuple[str, ...]:
+def check_reductions(names: Any) -> tuple[str, ...]:
     """The reductions asked for, each once, or an error that lists the valid ones."""
-    chosen = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
-    unknown = [n for n in chosen if n not in REDUCTIONS and not re.fullmatch(r"top[1-9]\d*", n)]
+    listed = isinstance(names, Iterable) and not isinstance(names, str)
+    chosen = tuple(dict.fromkeys(names)) if listed else (names,)
+    unknown = [n for n in chosen if n not in REDUCTIONS and not _is_top(n)]
     if unknown or not chosen:
         given = ", ".join(map(repr, unknown)) or "none"
         raise InputError(
@@ -36,6 +38,10 @@ def check_reductions(names: Sequence[str]) -> tuple[str, ...]:
             "top"
         )
     return chosen
+
+
+def _is_top(name: object) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"top[1-9]\d*", name) is not None
 
 
 def largest(names: Sequence[str]) -> int:
@@ -68,17 +74,29 @@ class Rows:
     """One map of one attention call, filled by :meth:`add`."""
 
     def __init__(
-        self, shape: Sequence[int], keys: Bool[Tensor, "batch key"], reduce: Reduce | None
+        self,
+        shape: Sequence[int],
+        keys: Bool[Tensor, "batch key"],
+        reduce: Reduce | None,
+        cells: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.shape, self.keys, self.reduce = tuple(shape), keys, reduce
         self.padded = reduce is not None and reduce.top > 0 and not bool(keys.all())
         self.values: Tensor | None = None  # (batch, query, key), unless it is reduced
         self.sums: Tensor | None = None  # (batch, query)
+        self.cells = cells  # (batch, cell) queries and keys whose values are noted
+        self.at: Tensor | None = None  # (batch, cell)
         self.reduced: dict[str, Tensor] = {}
 
     def add(self, here: slice, norms: Float[Tensor, "batch rows key"]) -> None:
         """Take in some queries' rows."""
         self.sums = self._put(self.sums, here, norms.sum(dim=-1))
+        if self.cells is not None:
+            i, j = self.cells
+            row = torch.arange(len(i), device=i.device).unsqueeze(1)
+            seen = norms[row, (i - here.start).clamp(0, norms.shape[1] - 1), j]
+            inside = (i >= here.start) & (i < here.stop)
+            self.at = seen if self.at is None else torch.where(inside, seen, self.at)
         if self.reduce is None:
             self.values = self._put(self.values, here, norms)
             return
