@@ -59,6 +59,7 @@ class Collector:
         self.whole_layers = any(name not in MAPS for name in maps)
         self.has = available(model) if self.whole_layers else {}
         self.scratch = Scratch()
+        self._last: tuple[Tensor | None, Tensor | None] = None, None  # a mask, and whom it blocks
 
     def attention(self, captured: Capture) -> None:
         """Take in one attention call."""
@@ -115,7 +116,7 @@ class Collector:
 
         part.names.append(captured.name)
         part.dtypes.append(dtypes)
-        part.blocked.append(_blocked(captured, real))
+        part.blocked.append(self._blocked(captured, real))
         part.leaked.append(_leaked(captured, real) if part.padded else None)
         if not part.reduce:
             keep("transformed_norm", "", alone.transformed_norm)
@@ -146,6 +147,15 @@ class Collector:
             found = Part(Positions(queries, keys, EVERY), self.labels.padded, reduce)
             self.parts[captured.stack, captured.kind] = found
         return found
+
+    def _blocked(self, captured: Capture, real: Positions) -> Tensor | None:
+        """True where a real query may attend to nothing; layers mostly share one mask."""
+        if self._last[0] is not captured.mask or captured.mask is None:
+            blocked = captured.blocked()
+            if blocked is not None:
+                blocked = blocked.to(real.queries.device) & real.queries
+            self._last = captured.mask, blocked
+        return self._last[1]
 
     def _reduce(self, captured: Capture, keys: Tensor) -> Reduce:
         """What to keep of the maps of one part."""
@@ -226,12 +236,6 @@ def _home(tensor: Tensor) -> Tensor:
         return tensor.cpu()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
-
-
-def _blocked(captured: Capture, real: Positions) -> Tensor | None:
-    """True where a real query may attend to nothing."""
-    blocked = captured.blocked()
-    return None if blocked is None else blocked.to(real.queries.device) & real.queries
 
 
 def _leaked(captured: Capture, real: Positions) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import platform
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -65,11 +66,8 @@ def versions() -> dict[str, str]:
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:
     """Changes whenever a parameter is replaced or written to; costs no pass over the weights."""
-    return tuple(
-        (name, tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
-        for name, tensor in model.state_dict(keep_vars=True).items()
-        if isinstance(tensor, torch.Tensor)
-    )
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
 
 
 def weights_hash(model: nn.Module) -> str:

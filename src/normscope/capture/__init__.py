@@ -93,7 +93,7 @@ def _refuse_opaque(model: nn.Module) -> None:
         raise InputError(f"capture() takes a transformers model, but was given {type(model)!r}")
     for name, module in model.named_modules():
         compiled = (
-            hasattr(module, "_orig_mod")
+            "_orig_mod" in module._modules
             or module._compiled_call_impl is not None
             or hasattr(module.forward, "_torchdynamo_orig_callable")
         )

@@ -35,6 +35,10 @@ def project(
     weight = projection.weight.flatten(0, 1)
     if merged.is_cuda and merged.element_size() == 2 and merged.dtype == weight.dtype:
         made = wide_product(merged.flatten(0, 1)[None], weight[None])[0].view(*merged.shape[:2], -1)
+    elif projection.bias is not None:
+        rows = merged.to(dtype).flatten(0, 1)
+        made = torch.addmm(projection.bias.to(dtype), rows, weight.to(dtype))
+        return made.view(*merged.shape[:2], -1)
     else:
         made = merged.to(dtype) @ weight.to(dtype)
     return made if projection.bias is None else made + projection.bias.to(dtype)
