@@ -489,13 +489,13 @@ def bench(
                 model, device, dtype, tokens, batch, groups, repeats, not no_dense, tf32
             )
         )
+    if output is not None:
+        with export.whole_file(output) as file:
+            file.write((json.dumps(told, indent=1) + "\n").encode())
     console = Console(highlight=False, markup=False, emoji=False)
     for table in benchmark.tables(told):
         console.print(table)
     print("  ".join(f"{name}: {value}" for name, value in told["machine"].items()))
-    if output is not None:
-        with export.whole_file(output) as file:
-            file.write((json.dumps(told, indent=1) + "\n").encode())
 
 
 def _numbers(text: str) -> tuple[int, ...]:

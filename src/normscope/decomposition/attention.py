@@ -193,7 +193,10 @@ class AttentionDecomposition:
     @cached_property
     def others(self) -> Float[Tensor, "batch query out"]:
         """Σ αf over all other tokens."""
-        return self.total if self.own is None else self.total - self.own
+        if self.own is None:
+            return self.total
+        made = self.reconstructed - self.own
+        return made if self.bias is None else made.sub_(self.bias)
 
     def at(self, i: Tensor, j: Tensor) -> Cells:
         """The vectors αf of some cells, (batch, cell) each, built whole."""

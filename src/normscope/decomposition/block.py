@@ -76,7 +76,7 @@ class Parts:
     @classmethod
     def of_attention(cls, alone: AttentionDecomposition) -> Parts:
         """s_ij: attention alone."""
-        bias = None if alone.bias is None else alone.bias.to(alone.total).expand(1, 1, -1)
+        bias = None if alone.bias is None else alone.bias.to(alone.others).expand(1, 1, -1)
         return cls(alone, (), 1.0, alone.own, alone.others, bias)
 
     def norm(self, norm: Norm) -> Parts:
