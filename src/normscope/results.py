@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -74,31 +75,24 @@ class Results:
         def error(place: Place, b: int) -> dict[str, float]:
             return {name: float(found[:, b].max()) for name, found in judged[place].items()}
 
-        if self.options.reduce:
-            reductions = []
-            for b in rows:
-                reduced = {
-                    names[place]: self._reduced(place, b, arrays[place], error(place, b))
-                    for place in self.parts
-                }
-                one = list(reduced.values())
-                worst: dict[str, float] = {}
-                for part in one:
-                    worst |= {n: max(e, worst.get(n, 0.0)) for n, e in part.error.items()}
-                whole = Reductions(error=worst, parts=reduced, source=signature)
-                reductions.append(one[0] if len(one) == 1 else whole)
-            return reductions
+        cut = self._reduced if self.options.reduce else self._row
         results = []
         for b in rows:
-            made = {
-                names[place]: self._row(place, b, arrays[place], error(place, b))
-                for place in self.parts
+            made: dict[str, Any] = {
+                names[place]: cut(place, b, arrays[place], error(place, b)) for place in self.parts
             }
             single = list(made.values())
-            results.append(
-                single[0] if len(single) == 1 else Contributions(parts=made, signature=signature)
-            )
+            results.append(single[0] if len(single) == 1 else self._together(made))
         return results
+
+    def _together(self, parts: dict[str, Any]) -> Contributions | Reductions:
+        """The parts of one row: encoder, decoder, cross."""
+        if not self.options.reduce:
+            return Contributions(parts=parts, signature=self.signature)
+        worst: dict[str, float] = {}
+        for part in parts.values():
+            worst |= {name: max(gap, worst.get(name, 0.0)) for name, gap in part.error.items()}
+        return Reductions(error=worst, parts=parts, source=self.signature)
 
     def _reduced(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,11 +20,6 @@ class Projection:
     name: str  # the module's path in the model
     weight: Float[Tensor, "head head_size out"]
     bias: Float[Tensor, " out"] | None
-
-    @cached_property
-    def wide(self) -> Float[Tensor, "head head_size out"]:
-        """The weight in float64."""
-        return self.weight.double()
 
 
 def project(

@@ -181,10 +181,6 @@ class AttentionDecomposition:
         difference = (self.reconstructed - self.captured.output).norm(dim=-1, dtype=torch.float64)
         return difference / (sums + self.bias_share()).clamp_min(TINY)
 
-    def mixing_ratio(self) -> Float[Tensor, "batch query"]:
-        """How much comes from the other tokens, by the lengths of the sums."""
-        return ratio(self.others, self.own)
-
     @property
     def own(self) -> Float[Tensor, "batch query out"] | None:
         """Σ_h αf of the query itself; None where no key is the query itself."""
