@@ -126,12 +126,12 @@ class FeedForward:
                 return state[:, None, i]
 
             stages = self._stages(first, gate, carried, of)
-            on = range(max(i.start, j.start), min(i.stop, j.stop)) if not separate else range(0)
-            q, k = [t - i.start for t in on], [t - j.start for t in on]
+            start, stop = max(i.start, j.start), min(i.stop, j.stop)
             for scope, vectors in enumerate(stages):
                 norms[scope][:, i, j] = vectors.norm(dim=-1).transpose(1, 2).double()
                 total[scope][:, i] += vectors.sum(dim=1).double()
-                own[scope][:, on.start : on.stop] = vectors[:, k, q].double()
+                if start < stop and not separate:
+                    own[scope][:, start:stop] = _meeting(vectors, i, j).double()
         if separate:
             kept = self.carried.residual_alone
             column = self._stages(own_first, own_gate, kept, lambda state: state)
@@ -210,28 +210,27 @@ class FeedForward:
         folded, folded_gate = self._first(self.parts.output)
         weights_first, weights_carried = folded.to(self.dtype), self.carried.output.to(self.dtype)
         weights_gate = None if folded_gate is None else folded_gate.to(self.dtype)
-        for start in range(0, keys, keys_step):
-            j = slice(start, min(start + keys_step, keys))
+        columns, rows = _cut(keys, keys_step), _cut(queries, queries_step)
+        # A causal mask leaves blocks empty: all are asked in one reading from the device.
+        filled = torch.stack([alpha[:, :, i, j].any() for j in columns for i in rows]).tolist()
+        for number, j in enumerate(columns):
             value = self.parts.alone.value[:, :, j]
             first = _by_key(value, weights_first)
             gate = None if weights_gate is None else _by_key(value, weights_gate)
             carried = _by_key(value, weights_carried)
-            for begin in range(0, queries, queries_step):
-                i = slice(begin, min(begin + queries_step, queries))
-                on = range(max(i.start, j.start), min(i.stop, j.stop))
-                weights = alpha[:, :, i, j]
-                if not len(on) and not bool(weights.any()):
-                    continue  # a causal mask leaves nothing here
-                weights = weights.permute(0, 3, 2, 1).to(self.dtype)  # batch key query head
+            for i, some in zip(rows, filled[number * len(rows) :], strict=False):
+                on = slice(max(i.start, j.start), min(i.stop, j.stop))
+                if on.start >= on.stop and not some:
+                    continue
+                weights = alpha[:, :, i, j].permute(0, 3, 2, 1).to(self.dtype)  # key query head
                 into = weights * self._weight(self.parts, i)
                 kept = (weights * self._weight(self.carried, i)) @ carried
                 one, two = into @ first, None if gate is None else into @ gate
-                if own is not None and len(on):
-                    k, q, t = [x - j.start for x in on], [x - i.start for x in on], list(on)
-                    one[:, k, q] += own[0][:, t].to(self.dtype)
-                    kept[:, k, q] += self.carried.residual_alone[:, t].to(self.dtype)
+                if own is not None and on.start < on.stop:
+                    _meeting(one, i, j).add_(own[0][:, on])
+                    _meeting(kept, i, j).add_(self.carried.residual_alone[:, on])
                     if two is not None and own[1] is not None:
-                        two[:, k, q] += own[1][:, t].to(self.dtype)
+                        _meeting(two, i, j).add_(own[1][:, on])
                 yield j, i, one, two, kept
 
     def _cells(self, scope: int) -> Callable[[Cells], Tensor]:
@@ -247,3 +246,16 @@ class FeedForward:
 
 def _by_key(value: Tensor, weight: Tensor) -> Float[Tensor, "batch key head out"]:
     return head_vectors(value, weight).permute(1, 2, 0, 3)
+
+
+def _cut(length: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, length)) for start in range(0, length, step)]
+
+
+def _meeting(
+    vectors: Float[Tensor, "batch keys rows out"], i: slice, j: slice
+) -> Float[Tensor, "batch on out"]:
+    """Where a query of the block i meets itself among the keys of the block j; a view."""
+    on = slice(max(i.start, j.start), min(i.stop, j.stop))
+    keys, rows = (slice(on.start - x.start, on.stop - x.start) for x in (j, i))
+    return vectors[:, keys, rows].diagonal(dim1=1, dim2=2).transpose(1, 2)
