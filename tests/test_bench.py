@@ -147,7 +147,21 @@ def test_a_large_dense_form_is_one_layer_or_none(
     assert rows["dense float64"]["ms"] is None
     assert "GB" in rows["dense float64"]["note"]
     assert rows["dense float32"]["ms"] > 0
-    assert rows["dense float32"]["note"] == "one layer, times 3"
+    assert rows["dense float32"]["note"].startswith("one layer, times 3; ")
+
+
+def test_the_dense_form_is_compared_with_the_maps_alone_and_with_the_pass() -> None:
+    rows: dict[str, Any] = {
+        "forward": {"ms": 20.0, "note": ""},
+        "2020": {"ms": 50.0, "note": ""},
+        "dense float64": {"ms": 1180.0, "note": ""},
+        "dense float32": {"ms": None, "note": "a tensor of 9 GB for each layer"},
+    }
+    bench._compare_with_dense(rows)
+    assert rows["dense float64"]["to_2020"] == 24
+    assert rows["dense float64"]["to_2020_maps"] == pytest.approx(39.3, abs=0.1)
+    assert rows["dense float64"]["note"] == "39× the 2020 maps, 24× with the pass"
+    assert rows["dense float32"]["note"] == "a tensor of 9 GB for each layer"
 
 
 def test_what_breaks_hides_no_other(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,19 @@ def _measure(settings: Settings, model: Any, works: list[Work], tokens: int) -> 
         if work.name == "2024" and "gflops" in rows.get("matmul", {}):
             row["of_matmul"] = row["gflops"] / rows["matmul"]["gflops"]
             row["note"] = f"{row['of_matmul']:.0%} of the speed of matmul"
+    _compare_with_dense(rows)
     return list(rows.values())
+
+
+def _compare_with_dense(rows: dict[str, Any]) -> None:
+    """Say how much longer the dense form takes: it makes maps from captures, and runs no model."""
+    forward, ours = (rows.get(name, {}).get("ms") for name in ("forward", "2020"))
+    for name, row in rows.items():
+        if name.startswith("dense") and row["ms"] and ours and forward and ours > forward:
+            row["to_2020"] = (forward + row["ms"]) / ours
+            row["to_2020_maps"] = row["ms"] / (ours - forward)
+            told = f"{row['to_2020_maps']:.0f}× the 2020 maps, {row['to_2020']:.0f}× with the pass"
+            row["note"] = "; ".join(part for part in (row["note"], told) if part)
 
 
 def _once(work: Work, model: Any, device: str) -> tuple[float, float | None]:
