@@ -152,7 +152,7 @@ class Statistic(Protocol):
 
 def choose(names: Sequence[str] | str, settings: Settings | None = None) -> list[Statistic]:
     """The statistics asked for by name, or an error that lists the valid names."""
-    from normscope.statistics.registry import make
+    from normscope.statistics.registry import STATISTICS
 
     settings = Settings() if settings is None else settings
     listed = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
@@ -161,7 +161,7 @@ def choose(names: Sequence[str] | str, settings: Settings | None = None) -> list
     if unknown or not chosen:
         given = ", ".join(map(repr, unknown)) or "none"
         raise InputError(f"unknown statistic: {given}; valid are: {', '.join(NAMES)}")
-    return [make(name, settings) for name in chosen]
+    return [STATISTICS[name](settings) for name in chosen]
 
 
 def merge(

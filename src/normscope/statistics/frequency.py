@@ -101,8 +101,8 @@ class Frequency:
             )
         names = ("of", "spearman", "tokens", "spearman_without_special", "tokens_without_special")
         source = {
-            "ids": "tokenizer ids (comma, period and framing tokens first; other special tokens and "
-            "single characters left out)",
+            "ids": "tokenizer ids (comma, period and framing tokens first; other special tokens "
+            "and single characters left out)",
             "corpus": "counts in this corpus",
         }.get(self.settings.ranks, "a file of ranks")
         return {
