@@ -4,8 +4,8 @@
                                     [--device cuda] [--model FOLDER] [--output FILE.json]
 
 Every batch is run plainly (the model's own sdpa attention), then measured without and with
-alpha_vs_norm, one after the other, so that a busy machine slows all three. Ratios are of the sums
-over all batches, and for each input condition: the masked one serves mixing, the plain one all else.
+alpha_vs_norm, one after the other, so that a busy machine slows all three. Ratios are of sums
+over all batches, for each input condition: the masked one serves mixing, the plain one the rest.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ import normscope
 from normscope.statistics import NAMES, Settings, Table
 from normscope.statistics.hashing import resampling_weights
 
-EXACT = {"rtol": 1e-10, "atol": 1e-12}
+EXACT: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
 ROWS = corpus()
 CATEGORIES = {"<s>": [0], "</s>": [2], "comma_period": [COMMA, PERIOD]}
 
@@ -358,9 +358,9 @@ def test_intervals_are_those_of_resampled_sequences(slow: list[Slow]) -> None:
     table = made["dispersion"]["transformed_norm"]
     for bound, share in (("low", 0.05), ("high", 0.95)):
         assert_allclose(column(table, f"cv_{bound}", **row), np.quantile(cvs, share), rtol=1e-9)
-        found = column(made["preserve_mix"]["preserve_mix"], f"input_norm_{bound}", layer=2)
-        assert_allclose(found, np.quantile(lengths, share), rtol=1e-9)
-        found = column(made["categories"]["categories"], f"alpha_{bound}", category="comma_period")
-        assert_allclose(found, np.quantile(commas, share), rtol=1e-9)
+        length = column(made["preserve_mix"]["preserve_mix"], f"input_norm_{bound}", layer=2)
+        assert_allclose(length, np.quantile(lengths, share), rtol=1e-9)
+        weight = column(made["categories"]["categories"], f"alpha_{bound}", category="comma_period")
+        assert_allclose(weight, np.quantile(commas, share), rtol=1e-9)
     none = measured("dispersion", ROWS, Settings(replicates=0))["dispersion"]
     assert not any("_low" in name for name in none["transformed_norm"].columns)
