@@ -114,3 +114,17 @@ def test_a_row_that_sees_nothing() -> None:
     norms = kernels.flash_norms(query.float(), key.float(), lse, factors, **how)
     assert (norms[0, 1] == 0).all()
     assert (norms[0, ::2] > 0).all()
+
+
+def test_a_multiplier_is_one_number_for_all_places() -> None:
+    """Granite multiplies each branch by a number, which is a scale without an axis."""
+    from normscope.kernels import Linear
+    from normscope.kernels.gram import gram_matrices
+
+    value, weight = torch.randn(2, 3, 5, 4), torch.randn(3, 4, 12, dtype=torch.float64)
+    chain = [[Linear(False, torch.full((), 0.22, dtype=torch.float64))]]
+    made, expected = (
+        gram_matrices(value, weight, chain, kernels=which).matrices for which in ("triton", "torch")
+    )
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

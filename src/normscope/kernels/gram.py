@@ -109,7 +109,11 @@ def gram_matrices(
         vectors = scratch.take("vectors", (heads, batch * size, out), value, wide)
         head_vectors(value[:, :, here], weight, out=vectors)
         if triton is not None and all(len(steps) == 1 for steps in chain):
-            maps = [(step.centred, step.scale) for (step,) in chain]
+            # A multiplier is one number for all; the kernel reads one for each place.
+            maps = [
+                (step.centred, None if step.scale is None else step.scale.expand(out))
+                for (step,) in chain
+            ]
             mine = None if own is None else own[:, :, here, 0].transpose(1, 2).flatten(0, 1)
             found, summed = triton.gram_matrices(vectors, maps, mine)
             for made, grams in zip(matrices, found, strict=True):
