@@ -20,12 +20,12 @@ from normscope.corpus.checkpoint import pack, unpack
 from normscope.corpus.job import Job, Step
 from normscope.corpus.records import Content, Position, Problem, Record
 from normscope.corpus.stream import Block, Span
-from normscope.corpus.work import GROUP, Outcome, join
+from normscope.corpus.work import GROUP, Outcome, Worker, join
 from normscope.errors import MissingExtraError, NormscopeError
 from normscope.models import load
 from normscope.signature import weights_hash
 
-LIGHT = 0.01  # CPUs that reading and merging ask for: the models need the rest
+LIGHT = 0.5  # of a CPU, for a task that reads or merges
 OBJECTS = 256 << 20  # bytes of shared memory for a Ray that is started here
 MOST_PARTS = 10_000  # pieces that Ray Data keeps books on
 
@@ -76,38 +76,53 @@ def _ray(address: str | None, workers: int | None) -> Iterator[Any]:
 
 
 def _outcomes(ray: Any, job: Job, spans: list[Span], workers: int | None) -> Iterator[Any]:
-    context = ray.data.DataContext.get_current()
-    before = context.execution_options.preserve_order, context.enable_progress_bars
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
     gpus = int(job.device.startswith("cuda"))
-    there = ray.cluster_resources()
-    size = workers or max(1, int(there.get("GPU", 0)) if gpus else int(there.get("CPU", 2)) - 1)
+    size = min(workers or _slots(ray.cluster_resources(), gpus), len(spans))
     # A model with a name is loaded where it runs; one that is only here travels.
-    light = replace(job, model=None, tokenizer=None) if job.source is not None else job
-    shared = ray.put(light)
-    weights = weights_hash(job.model)
-    try:
+    shared = ray.put(replace(job, model=None, tokenizer=None) if job.source is not None else job)
+    common = {"shared": [shared]}
+    light: dict[str, Any] = {"num_cpus": LIGHT, "concurrency": 1 + size // 8}
+    with _ordered_and_quiet(ray):
         rows = ray.data.from_items(
             [{"span": json.dumps(asdict(span)).encode()} for span in spans],
             override_num_blocks=min(len(spans), MOST_PARTS),
         )
-        read = rows.map_batches(_read, batch_size=1, fn_kwargs={"shared": [shared]}, num_cpus=LIGHT)
+        read = rows.map_batches(_read, batch_size=1, fn_kwargs=common, **light)
         measured = read.map_batches(
             _Actor,
             batch_size=1,
-            fn_constructor_kwargs={"shared": [shared], "weights": weights},
-            compute=ray.data.ActorPoolStrategy(size=min(size, len(spans))),
+            fn_kwargs={**common, "weights": weights_hash(job.model)},
+            compute=ray.data.ActorPoolStrategy(size=size),
             num_cpus=None if gpus else 1,
             num_gpus=gpus or None,
         )
-        merged = measured.map_batches(
-            _merge, batch_size=GROUP, fn_kwargs={"shared": [shared]}, num_cpus=LIGHT
-        )
+        merged = measured.map_batches(_merge, batch_size=GROUP, fn_kwargs=common, **light)
         yield from merged.iter_rows()
+
+
+def _slots(there: Mapping[str, float], gpus: int) -> int:
+    """How many models can run at once: one a GPU; or one a CPU, with some left to read."""
+    cpus = there.get("CPU", 1)
+    return max(1, int(there.get("GPU", 0)) if gpus else int(cpus - 1 - cpus / 8))
+
+
+@contextmanager
+def _ordered_and_quiet(ray: Any) -> Iterator[None]:
+    """Rows in order, and no bars, remarks or advice from Ray Data; as before afterwards."""
+    context = ray.data.DataContext.get_current()
+    logger = logging.getLogger("ray.data")
+    before = context.execution_options.preserve_order, context.enable_progress_bars
+    level, detectors = logger.level, context.issue_detectors_config.detectors
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    context.issue_detectors_config.detectors = []
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
     finally:
         context.execution_options.preserve_order, context.enable_progress_bars = before
+        context.issue_detectors_config.detectors = detectors
+        logger.setLevel(level)
 
 
 # ------------------------------------------------------------------ what runs on the workers
@@ -131,22 +146,28 @@ def _read(batch: Mapping[str, Any], shared: list[Any]) -> dict[str, list[Any]]:
 class _Actor:
     """One model; Ray starts it anew when its process dies."""
 
-    def __init__(self, shared: list[Any], weights: str) -> None:
-        job = _job(shared[0])
-        model, tokenizer = job.model, job.tokenizer
-        if job.source is not None:
-            name, revision, dtype = job.source
-            model, tokenizer = load(name, revision=revision, dtype=dtype, device=job.device)
-            if weights_hash(model) != weights:
-                raise NormscopeError(
-                    f"the model {name or 'by default'} has other weights on this worker than where "
-                    "the run was started; give every machine the same files"
-                )
-        self.worker = job.worker(model, tokenizer)
+    def __init__(self) -> None:
+        self.worker: Worker | None = None  # made with the first rows, when the job is known
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+    def __call__(
+        self, batch: Mapping[str, Any], shared: list[Any], weights: str
+    ) -> dict[str, list[Any]]:
+        worker = self.worker = self.worker or _worker(_job(shared[0]), weights)
         blocks = [_block_of(one) for one in batch["block"]]
-        return _rows([(block.index, 1, self.worker.run(block)) for block in blocks])
+        return _rows([(block.index, 1, worker.run(block)) for block in blocks])
+
+
+def _worker(job: Job, weights: str) -> Worker:
+    if job.source is None:
+        return job.worker(job.model.to(job.device), job.tokenizer)
+    name, revision, dtype = job.source
+    model, tokenizer = load(name, revision=revision, dtype=dtype, device=job.device)
+    if weights_hash(model) != weights:
+        raise NormscopeError(
+            f"the model {name or 'by default'} has other weights on this worker than where the run "
+            "was started; give every machine the same files"
+        )
+    return job.worker(model, tokenizer)
 
 
 def _merge(batch: Mapping[str, Any], shared: list[Any]) -> dict[str, list[Any]]:
