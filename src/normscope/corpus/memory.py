@@ -35,8 +35,7 @@ class Memory:
         self.expected: str | None = None  # the hash of the rows of a stream read before
         self._seen = hashlib.sha256()
 
-    @property
-    def rows(self) -> int | None:
+    def count(self) -> int | None:
         return len(self._rows) if self.sized else None  # type: ignore[arg-type]
 
     def identity(self) -> dict[str, Any]:
@@ -46,11 +45,11 @@ class Memory:
             return told
         known = getattr(self._rows, "_fingerprint", None)  # what datasets itself caches by
         if isinstance(known, str):
-            return {**told, "rows": self.rows, "fingerprint": known}
+            return {**told, "rows": self.count(), "fingerprint": known}
         digest = hashlib.sha256()
         for found in self.read(START, ALL):
             digest.update(_bytes(found.content))
-        return {**told, "rows": self.rows, "sha256": digest.hexdigest()}
+        return {**told, "rows": self.count(), "sha256": digest.hexdigest()}
 
     def where(self, number: int) -> str:
         return f"{self.name}, row {number + 1}"
@@ -61,16 +60,16 @@ class Memory:
             yield Found(number, content, Mark(0, number + 1))
 
     def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
-        if self.rows is None:
+        if (count := self.count()) is None:
             raise InputError(
                 "a stream of rows has no parts to hand out; give files, a list or a dataset"
             )
-        return (Mark(0, number + 1) for number in choice.numbers(start.number, self.rows))
+        return (Mark(0, number + 1) for number in choice.numbers(start.number, count))
 
     def _from(self, first: int, choice: Choice) -> Iterator[tuple[int, Any]]:
         rows: Any = self._rows
-        if self.rows is not None:
-            yield from ((n, rows[n]) for n in choice.numbers(first, self.rows))
+        if (count := self.count()) is not None:
+            yield from ((n, rows[n]) for n in choice.numbers(first, count))
             return
         self._seen, number = hashlib.sha256(), -1
         for number, row in enumerate(islice(rows, choice.stop)):

@@ -52,8 +52,7 @@ class ParquetFile(SourceFile):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_file"}
 
-    @property
-    def rows(self) -> int:
+    def count(self) -> int:
         return int(self._file.metadata.num_rows)
 
     def read(self, start: Mark, choice: Choice) -> Iterator[Found]:
@@ -78,7 +77,7 @@ class ParquetFile(SourceFile):
                 return
 
     def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
-        return (Mark(0, number + 1) for number in choice.numbers(start.number, self.rows))
+        return (Mark(0, number + 1) for number in choice.numbers(start.number, self.count()))
 
     def _batch(self, batch: Any, first: int, chosen: Iterator[int]) -> Iterator[Found]:
         import pyarrow as pa

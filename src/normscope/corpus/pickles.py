@@ -118,11 +118,8 @@ class _Machine:
         return tuple(reversed([self.pop() for _ in range(count)]))
 
     def put(self, at: int) -> None:
-        value = self.pop()
+        self.memo[at] = value = self.pop()
         self.stack.append(value)
-        # An array's numbers are used once, right after; keeping them would fill the memory.
-        dropped = isinstance(value, (str, bytes)) and len(value) > _LONG
-        self.memo[at] = _OPAQUE if dropped else value
 
     def get(self, at: int) -> None:
         self.stack.append(self.memo[at])
@@ -137,7 +134,9 @@ def _run(file: Any) -> Any:
         if name in _CONSTANTS:
             machine.stack.append(_CONSTANTS[name]())
         elif name in _VALUES:
-            machine.stack.append(argument)
+            # The numbers of an array would fill the memory, since a pickle remembers what it read.
+            numbers = isinstance(argument, (str, bytes, bytearray)) and len(argument) > _LONG
+            machine.stack.append(_OPAQUE if numbers else argument)
         elif name in _STEPS:
             _STEPS[name](machine, argument)
         else:

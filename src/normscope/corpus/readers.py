@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from normscope.corpus.records import Content, Problem
 from normscope.errors import InputError
@@ -76,15 +76,15 @@ class Fields:
     pair: str = "text_pair"
 
 
+@runtime_checkable
 class Source(Protocol):
     """Rows in an order that never changes."""
 
     name: str
     format: str
 
-    @property
-    def rows(self) -> int | None:
-        """How many; None where only reading to the end tells."""
+    def count(self) -> int | None:
+        """How many rows; None where only reading to the end tells."""
 
     def where(self, number: int) -> str:
         """What a report calls a row."""
@@ -177,8 +177,7 @@ class LineFile(SourceFile):
         super().__init__(path)
         self.format, self.fields = format_name, fields
 
-    @property
-    def rows(self) -> int:
+    def count(self) -> int:
         return self.summary.lines
 
     def where(self, number: int) -> str:
@@ -251,17 +250,16 @@ class ClarkFile(SourceFile):
             )
         return [row.get("tokens") if isinstance(row, dict) else row for row in rows]
 
-    @property
-    def rows(self) -> int:
+    def count(self) -> int:
         return len(self._all)
 
     def read(self, start: Mark, choice: Choice) -> Iterator[Found]:
-        for number in choice.numbers(start.number, self.rows):
+        for number in choice.numbers(start.number, self.count()):
             content = self._content(self.where(number), self._all[number])
             yield Found(number, content, Mark(0, number + 1))
 
     def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
-        return (Mark(0, number + 1) for number in choice.numbers(start.number, self.rows))
+        return (Mark(0, number + 1) for number in choice.numbers(start.number, self.count()))
 
     def _content(self, where: str, tokens: Any) -> Content | Problem:
         if tokens is None:

@@ -115,7 +115,7 @@ def corpus(
     where = str(device or "cpu")
     with nullcontext() if output is None else held(output) as folder:
         sources = sources_of(data, format, Fields(text_field, pair_field))
-        rows = [source.rows for source in sources]
+        rows = [source.count() for source in sources]
         known = None if None in rows else sum(one for one in rows if one is not None)
         selection, total = select(known, limit, sample, settings.seed)
         # Ray's workers load models of their own; this one is looked at, and does not run.

@@ -128,7 +128,7 @@ class Stream:
         self.sources, self.selection, self.block_rows = sources, selection, block_rows
         self._bases = [0]
         for source in sources[:-1]:
-            if (rows := source.rows) is None:
+            if (rows := source.count()) is None:
                 raise InputError("a stream of rows can only be the last part of a corpus")
             self._bases.append(self._bases[-1] + rows)
 
