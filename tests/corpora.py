@@ -6,11 +6,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tiny import TEXT, tokenizer
 
 from normscope.architectures import tiny_model
-from normscope.statistics import Settings
+from normscope.statistics import Settings, Table
 
 WORDS = [word for word in TEXT.split() if not word.startswith("##")][:50]
 STATISTICS = ("dispersion", "categories", "mixing", "preserve_mix")
@@ -50,3 +51,46 @@ def lasting(folder: Path) -> dict[str, bytes]:
 
 def columns(result: Any) -> dict[str, dict[str, list[Any]]]:
     return {name: table.lists() for name, table in result.tables.items()}
+
+
+class Sums:
+    """A statistic of the embeddings: cheap, of the model and the text, and never exact in order."""
+
+    name = "sums"
+    conditions = ("plain",)
+
+    def observe(self, layer: Any) -> dict[str, Any]:
+        return {}
+
+    def measure(self, batch: Any) -> dict[str, Any]:
+        model, rows = batch
+        vectors = model.get_input_embeddings().weight.detach().numpy()
+        parts = [vectors[list(row.ids)].astype(np.float64) / (row.key + 0.7) for row in rows]
+        return {
+            "sum": sum(part.sum(axis=0) for part in parts),
+            "rows": len(rows),
+            "lengths": np.bincount([len(row.ids) for row in rows], minlength=65),
+            "deep": {"first": min(row.key for row in rows), "empty": {}},
+        }
+
+    def merge(self, one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+        first = min(one["deep"]["first"], other["deep"]["first"])
+        added = {name: one[name] + other[name] for name in ("sum", "rows", "lengths")}
+        return {**added, "deep": {"first": first, "empty": {}}}
+
+    def result(self, state: dict[str, Any]) -> dict[str, Table]:
+        used = np.flatnonzero(state["lengths"])
+        return {
+            "sums": Table({"at": list(range(len(state["sum"]))), "sum": state["sum"]}, "Sums"),
+            "lengths": Table({"tokens": used, "sequences": state["lengths"][used]}),
+        }
+
+
+class QuickMeasurer:
+    """Stands for the real one where only the running of a corpus is tested."""
+
+    def __init__(self, model: Any, tokenizer: Any, statistics: Any, settings: Any = None) -> None:
+        self.model, self.statistics = model, statistics
+
+    def measure(self, rows: Any) -> dict[str, Any]:
+        return {one.name: one.measure((self.model, rows)) for one in self.statistics}

@@ -34,6 +34,7 @@ OWN_FILES = (FINISHED, "report.html", "run.json", FILE)
 OWN_FOLDERS = {"tables": ("*.csv", "*.parquet"), "figures": ("*.png",), "maps": ("part-*.parquet",)}
 _VERSION = 1
 _TREE = "tree.json"
+_UNREADABLE = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 
 
 # ------------------------------------------------------------------------------- plain data
@@ -106,7 +107,7 @@ class Folder:
             total, group = (Outcome.from_dict(tree[name]) for name in ("total", "group"))
             progress = Progress(total, group, tree["blocks"])
             return tree["identity"], progress, Position(**tree["position"]), tree["notes"]
-        except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile) as problem:
+        except (*_UNREADABLE, OSError) as problem:
             raise InputError(
                 f"the checkpoint {str(file)!r} cannot be read ({problem}); start anew with "
                 "--restart (restart=True), or give another folder"

@@ -48,8 +48,10 @@ def steps(
                     blocks, outcome = pending.pop(following)
                     following += blocks
                     yield Step(outcome, blocks, ends[following - 1])
-        except ray.exceptions.RayError as error:
-            raise _cause(error) from error
+        except Exception as error:
+            if (refusal := _refusal(error)) is not None:
+                raise refusal from None
+            raise
 
 
 @contextmanager
@@ -216,11 +218,11 @@ def _content(told: Mapping[str, Any]) -> Content:
     return Content(told["text"], told["pair"], None if tokens is None else tuple(tokens))
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The deliberate refusal inside what Ray says of a failed task, or else what Ray says."""
-    inner: Any = error
+def _refusal(error: BaseException) -> NormscopeError | None:
+    """The deliberate refusal inside what Ray says of a failed task, if it is one."""
+    found, inner = None, error
     while inner is not None:
-        if isinstance(inner, NormscopeError):
-            return type(inner)(*inner.args) if type(inner).__init__ is Exception.__init__ else inner
+        found = inner if isinstance(inner, NormscopeError) else found
+        # Ray's own errors keep what happened in `cause`, and are of its class as well.
         inner = getattr(inner, "cause", None) or inner.__cause__
-    return error
+    return found

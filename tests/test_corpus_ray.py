@@ -1,0 +1,172 @@
+"""The Ray engine, on a real Ray of two workers: equal tables, also when a worker is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import SETTINGS, STATISTICS, columns, save_model, text_file
+
+import normscope
+from normscope.corpus import cluster
+from normscope.corpus.memory import sources_of
+from normscope.corpus.records import Position
+from normscope.corpus.stream import Selection, Stream
+from normscope.corpus.work import GROUP, Outcome
+from normscope.errors import InputError
+
+HERE = Path(__file__).parent
+pytest.importorskip("ray")
+
+# In a process of its own, so that Ray's threads and settings end with it.
+SCRIPT = """
+import json, os, signal, sys, threading, time
+from pathlib import Path
+
+sys.path[:0] = [{tests!r}]
+import torch
+
+torch.set_num_threads(1)
+import test_corpus_ray as tests
+
+home, marks = Path({home!r}), Path({marks!r})
+
+
+def kill_one():
+    # Workers sign in with the number of each block they begin; the first to begin a third dies.
+    while True:
+        begun = [file.name.split("-") for file in marks.iterdir()]
+        for pid in {{pid for pid, _ in begun}}:
+            if sum(one == pid for one, _ in begun) >= 3:
+                os.kill(int(pid), signal.SIGKILL)
+                (marks.parent / "killed").write_text(pid)
+                return
+        time.sleep(0.01)
+
+
+local = tests.run(home)
+threading.Thread(target=kill_one, daemon=True).start()
+with tests.cluster._ray(None, 2):
+    spread = tests.run(home, home / "out", engine="ray", workers=2)
+    try:
+        tests.run(home, engine="ray", workers=2, bad_rows="error")
+    except tests.InputError as error:
+        refusal = str(error)
+killed = (marks.parent / "killed").read_text()
+begun = [file.name.split("-") for file in marks.iterdir()]
+print(json.dumps({{
+    "local": tests.told(local),
+    "ray": tests.told(spread),
+    "killed": killed,
+    "refusal": refusal,
+    "pids": sorted({{pid for pid, _ in begun}}),
+    "twice": sorted(int(b) for b in {{b for _, b in begun}} if sum(o == b for _, o in begun) > 1),
+}}))
+"""
+
+# Imported by every Python process that Ray starts here: workers say which block they begin.
+SIGN_IN = """
+import os, sys
+from pathlib import Path
+
+if os.environ.get("NORMSCOPE_TEST_MARKS") and any("default_worker" in a for a in sys.orig_argv):
+    from normscope.corpus import work
+
+    plain = work.Worker.run
+
+    def signing(self, block):
+        (Path(os.environ["NORMSCOPE_TEST_MARKS"]) / f"{os.getpid()}-{block.index}").touch()
+        return plain(self, block)
+
+    work.Worker.run = signing
+"""
+
+
+def run(home: Path, output: Path | None = None, **changes: Any) -> Any:
+    return normscope.corpus(
+        home / "model",
+        home / "a.txt",
+        STATISTICS,
+        settings=SETTINGS,
+        output=output,
+        block_rows=4,
+        **changes,
+    )
+
+
+def told(result: Any) -> dict[str, Any]:
+    return {"tables": repr(columns(result)), "counts": result.counts}
+
+
+def test_ray_with_a_killed_worker_gives_the_local_tables(tmp_path: Path) -> None:
+    save_model(tmp_path / "model")
+    text_file(tmp_path / "a.txt", 4 * (GROUP + 6))
+    (tmp_path / "a.txt").open("a").write("\n")
+    marks, site = tmp_path / "marks", tmp_path / "site"
+    marks.mkdir()
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SIGN_IN)
+    source = str(Path(normscope.__file__).parents[1])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(site), source]),
+        "NORMSCOPE_TEST_MARKS": str(marks),
+        "OMP_NUM_THREADS": "1",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    code = SCRIPT.format(tests=str(HERE), home=str(tmp_path), marks=str(marks))
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["killed"] in found["pids"]
+    assert len(found["pids"]) >= 3  # two workers, and the one that took the dead one's place
+    assert found["twice"]  # the block under way was begun again
+    assert found["ray"] == found["local"]  # every number, to the last bit
+    last = 4 * (GROUP + 6) + 1
+    assert found["refusal"].startswith(f"a.txt, line {last}: the text is empty; correct the row")
+    counts = found["ray"]["counts"]
+    assert (counts["rows"], counts["bad"]) == (last, {"empty": 1})
+
+
+def test_blocks_travel_unchanged(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "a", "text_pair": "é"}\n{\n"b"\n')
+    stream = Stream(sources_of(file), Selection(), 2)
+    for span in stream.spans(Position(), 0):
+        block = stream.read(span)
+        assert cluster._block_of(cluster._block_bytes(block)) == block
+        assert cluster._span(json.dumps(cluster.asdict(span)).encode()) == span
+
+
+def test_whole_groups_are_merged_and_others_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = type("", (), {"statistics": []})()
+    monkeypatch.setattr(cluster, "_job", lambda _: job)
+    outcomes = [Outcome(rows=n, tokens=1) for n in range(2 * GROUP)]
+    rows = cluster._rows([(n, 1, one) for n, one in enumerate(outcomes)])
+
+    def merged(first: int, last: int) -> list[tuple[int, int, int]]:
+        batch = {name: values[first:last] for name, values in rows.items()}
+        made = cluster._merge(batch, [None])
+        read = [Outcome.from_dict(cluster.unpack(one)).rows for one in made["outcome"]]
+        return list(zip(made["block"], made["blocks"], read, strict=True))
+
+    assert merged(0, GROUP) == [(0, GROUP, sum(range(GROUP)))]
+    assert merged(GROUP, 2 * GROUP) == [(GROUP, GROUP, sum(range(GROUP, 2 * GROUP)))]
+    assert merged(3, GROUP) == [(n, 1, n) for n in range(3, GROUP)]
+    assert merged(4, GROUP + 4) == [(n, 1, n) for n in range(4, GROUP + 4)]
+
+
+def test_a_refusal_comes_out_of_what_ray_says_of_it() -> None:
+    refusal = InputError("a.txt, line 3: broken")
+    wrapped = RuntimeError("a task failed")
+    wrapped.__cause__ = refusal
+    assert cluster._refusal(wrapped) is refusal
+    assert cluster._refusal(KeyError("other")) is None
