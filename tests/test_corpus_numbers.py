@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import json
 import pickle
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ def run(folder: Path, output: Path | None = None, **changes: Any) -> Any:
 def test_the_tables_are_those_of_one_batch_after_the_other(folder: Path) -> None:
     result = run(folder)
     model, reader = load(folder / "model")
+    assert reader is not None
     texts: list[Sequence[str]] = [(t,) for t in (folder / "a.txt").read_text().splitlines()]
     for line in (folder / "b.jsonl").read_text().splitlines():
         if '"text_pair"' in line:
@@ -92,8 +94,8 @@ def test_batches_and_blocks_do_not_matter(folder: Path, changes: dict[str, Any])
 
 
 def test_tables_in_all_files_say_the_same(folder: Path, tmp_path: Path) -> None:
-    import pandas as pd
-    import polars as pl
+    pd: Any = importlib.import_module("pandas")
+    pl: Any = importlib.import_module("polars")
 
     result = run(folder, tmp_path / "out")
     told = json.loads((tmp_path / "out" / "statistics.json").read_text())
@@ -164,9 +166,9 @@ def test_ready_tokens(folder: Path, tmp_path: Path) -> None:
 def test_dumped_maps_are_those_of_analyze_and_everybody_reads_them(
     folder: Path, tmp_path: Path
 ) -> None:
-    import datasets
-    import pandas as pd
-    import polars as pl
+    datasets: Any = importlib.import_module("datasets")
+    pd: Any = importlib.import_module("pandas")
+    pl: Any = importlib.import_module("polars")
 
     run(folder, tmp_path / "out", dump=True, data=folder / "a.txt")
     maps = tmp_path / "out" / "maps"

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from corpora import SETTINGS, STATISTICS, columns, save_model, text_file
 
 import normscope
 from normscope.corpus import cluster
+from normscope.corpus.checkpoint import unpack
 from normscope.corpus.memory import sources_of
 from normscope.corpus.records import Position
-from normscope.corpus.stream import Selection, Stream
+from normscope.corpus.stream import Block, Selection, Stream
 from normscope.corpus.work import GROUP, Outcome
 from normscope.errors import InputError
 
@@ -51,19 +53,13 @@ def kill_one():
 
 local = tests.run(home)
 threading.Thread(target=kill_one, daemon=True).start()
-with tests.cluster._ray(None, 2):
-    spread = tests.run(home, home / "out", engine="ray", workers=2)
-    try:
-        tests.run(home, engine="ray", workers=2, bad_rows="error")
-    except tests.InputError as error:
-        refusal = str(error)
+spread = tests.run(home, home / "out", engine="ray", workers=2)
 killed = (marks.parent / "killed").read_text()
 begun = [file.name.split("-") for file in marks.iterdir()]
 print(json.dumps({{
     "local": tests.told(local),
     "ray": tests.told(spread),
     "killed": killed,
-    "refusal": refusal,
     "pids": sorted({{pid for pid, _ in begun}}),
     "twice": sorted(int(b) for b in {{b for _, b in begun}} if sum(o == b for _, o in begun) > 1),
 }}))
@@ -105,8 +101,8 @@ def told(result: Any) -> dict[str, Any]:
 
 def test_ray_with_a_killed_worker_gives_the_local_tables(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
-    text_file(tmp_path / "a.txt", 4 * (GROUP + 6))
-    (tmp_path / "a.txt").open("a").write("\n")
+    text = text_file(tmp_path / "a.txt", 4 * (GROUP + 6))
+    text.write_text(text.read_text() + "\n")
     marks, site = tmp_path / "marks", tmp_path / "site"
     marks.mkdir()
     site.mkdir()
@@ -130,10 +126,8 @@ def test_ray_with_a_killed_worker_gives_the_local_tables(tmp_path: Path) -> None
     assert len(found["pids"]) >= 3  # two workers, and the one that took the dead one's place
     assert found["twice"]  # the block under way was begun again
     assert found["ray"] == found["local"]  # every number, to the last bit
-    last = 4 * (GROUP + 6) + 1
-    assert found["refusal"].startswith(f"a.txt, line {last}: the text is empty; correct the row")
     counts = found["ray"]["counts"]
-    assert (counts["rows"], counts["bad"]) == (last, {"empty": 1})
+    assert (counts["rows"], counts["bad"]) == (4 * (GROUP + 6) + 1, {"empty": 1})
 
 
 def test_blocks_travel_unchanged(tmp_path: Path) -> None:
@@ -143,19 +137,19 @@ def test_blocks_travel_unchanged(tmp_path: Path) -> None:
     for span in stream.spans(Position(), 0):
         block = stream.read(span)
         assert cluster._block_of(cluster._block_bytes(block)) == block
-        assert cluster._span(json.dumps(cluster.asdict(span)).encode()) == span
+        assert cluster._span(json.dumps(asdict(span)).encode()) == span
 
 
 def test_whole_groups_are_merged_and_others_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     job = type("", (), {"statistics": []})()
     monkeypatch.setattr(cluster, "_job", lambda _: job)
-    outcomes = [Outcome(rows=n, tokens=1) for n in range(2 * GROUP)]
+    outcomes = [Outcome(rows=n, tokens=1).to_dict() for n in range(2 * GROUP)]
     rows = cluster._rows([(n, 1, one) for n, one in enumerate(outcomes)])
 
     def merged(first: int, last: int) -> list[tuple[int, int, int]]:
         batch = {name: values[first:last] for name, values in rows.items()}
         made = cluster._merge(batch, [None])
-        read = [Outcome.from_dict(cluster.unpack(one)).rows for one in made["outcome"]]
+        read = [Outcome.from_dict(unpack(one)).rows for one in made["outcome"]]
         return list(zip(made["block"], made["blocks"], read, strict=True))
 
     assert merged(0, GROUP) == [(0, GROUP, sum(range(GROUP)))]
@@ -164,9 +158,19 @@ def test_whole_groups_are_merged_and_others_pass(monkeypatch: pytest.MonkeyPatch
     assert merged(4, GROUP + 4) == [(n, 1, n) for n in range(4, GROUP + 4)]
 
 
-def test_a_refusal_comes_out_of_what_ray_says_of_it() -> None:
-    refusal = InputError("a.txt, line 3: broken")
-    wrapped = RuntimeError("a task failed")
-    wrapped.__cause__ = refusal
-    assert cluster._refusal(wrapped) is refusal
-    assert cluster._refusal(KeyError("other")) is None
+def test_a_refusal_on_a_worker_is_the_refusal_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def run(self, block: Block) -> Outcome:
+            if block.index == 5:
+                raise InputError("a.txt, line 3: broken")
+            return Outcome(rows=1)
+
+    monkeypatch.setattr(cluster, "_job", lambda _: type("", (), {"statistics": []})())
+    monkeypatch.setattr(cluster, "_worker", lambda job, weights: Refusing())
+    blocks = [cluster._block_bytes(Block(n, (), Position())) for n in range(GROUP)]
+    rows = cluster._Actor()({"block": blocks}, [None], "")
+    made = cluster._merge(rows, [None])  # the refusal is in it, so the group stays apart
+    assert made["block"] == list(range(GROUP))
+    assert cluster._outcome(unpack(made["outcome"][4])).rows == 1
+    with pytest.raises(InputError, match=r"^a.txt, line 3: broken$"):
+        cluster._outcome(unpack(made["outcome"][5]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import pickle
 import tracemalloc
@@ -202,14 +203,14 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 
 
 def test_rows_in_memory(tmp_path: Path) -> None:
-    import datasets
+    datasets: Any = importlib.import_module("datasets")
 
     rows = ["a", ("b", "c"), ["d", "e"], {"text": "f"}, {"text": "g", "text_pair": "h"}]
     wanted = [
         Content("a"), Content("b", "c"), Content("d", "e"), Content("f"), Content("g", "h")
     ]  # fmt: skip
-    assert read(*sources_of(rows)) == read(*sources_of(iter(rows))) == wanted
-    bad = read(*sources_of([1, None, ("a",), ("a", 2), {}, "", {"text": b"a"}]))
+    assert read(sources_of(rows)[0]) == read(sources_of(iter(rows))[0]) == wanted
+    bad = read(sources_of([1, None, ("a",), ("a", 2), {}, "", {"text": b"a"}])[0])
     kinds = ["type", "type", "type", "type", "missing", "empty", "type"]
     assert [one.kind for one in bad] == kinds
     dataset = datasets.Dataset.from_dict({"text": ["x", "y"], "text_pair": [None, "z"]})
@@ -219,7 +220,7 @@ def test_rows_in_memory(tmp_path: Path) -> None:
     other = datasets.Dataset.from_dict({"text": ["x", "Y"], "text_pair": [None, "z"]})
     assert sources_of(other)[0].identity() != source.identity()
     streamed = dataset.to_iterable_dataset()
-    assert read(*sources_of(streamed)) == [Content("x"), Content("y", "z")]
+    assert read(sources_of(streamed)[0]) == [Content("x"), Content("y", "z")]
 
 
 def test_a_stream_that_changed_is_noticed() -> None:

@@ -21,6 +21,7 @@ from normscope.corpus.job import Job, Step
 from normscope.corpus.records import Content, Position, Problem, Record
 from normscope.corpus.stream import Block, Span
 from normscope.corpus.work import GROUP, Outcome, Worker, join
+from normscope import errors
 from normscope.errors import MissingExtraError, NormscopeError
 from normscope.models import load
 from normscope.signature import weights_hash
@@ -41,17 +42,12 @@ def steps(
         ends = {span.index: span.after for span in spans}
         pending: dict[int, tuple[int, Outcome]] = {}
         following = first
-        try:
-            for row in _outcomes(ray, job, spans, workers):
-                pending[row["block"]] = row["blocks"], Outcome.from_dict(unpack(row["outcome"]))
-                while following in pending:
-                    blocks, outcome = pending.pop(following)
-                    following += blocks
-                    yield Step(outcome, blocks, ends[following - 1])
-        except Exception as error:
-            if (refusal := _refusal(error)) is not None:
-                raise refusal from None
-            raise
+        for row in _outcomes(ray, job, spans, workers):
+            pending[row["block"]] = row["blocks"], _outcome(unpack(row["outcome"]))
+            while following in pending:
+                blocks, outcome = pending.pop(following)
+                following += blocks
+                yield Step(outcome, blocks, ends[following - 1])
 
 
 @contextmanager
@@ -155,8 +151,15 @@ class _Actor:
         self, batch: Mapping[str, Any], shared: list[Any], weights: str
     ) -> dict[str, list[Any]]:
         worker = self.worker = self.worker or _worker(_job(shared[0]), weights)
-        blocks = [_block_of(one) for one in batch["block"]]
-        return _rows([(block.index, 1, worker.run(block)) for block in blocks])
+        rows = []
+        for block in map(_block_of, batch["block"]):
+            try:
+                told = worker.run(block).to_dict()
+            except NormscopeError as refusal:
+                # As data: an error that Ray carries across loses what it was.
+                told = {"refused": type(refusal).__name__, "because": str(refusal)}
+            rows.append((block.index, 1, told))
+        return _rows(rows)
 
 
 def _worker(job: Job, weights: str) -> Worker:
@@ -176,20 +179,28 @@ def _merge(batch: Mapping[str, Any], shared: list[Any]) -> dict[str, list[Any]]:
     """The blocks of a whole group as one; others as they came, to be joined further on."""
     firsts = [int(one) for one in batch["block"]]
     whole = firsts == list(range(firsts[0], firsts[0] + GROUP)) and firsts[0] % GROUP == 0
-    if not whole:
+    found = [unpack(data) for data in batch["outcome"]] if whole else []
+    if not whole or any("refused" in one for one in found):
         return {name: list(batch[name]) for name in ("block", "blocks", "outcome")}
     outcome, statistics = Outcome(), _job(shared[0]).statistics
-    for data in batch["outcome"]:
-        outcome = join(statistics, outcome, Outcome.from_dict(unpack(data)))
-    return _rows([(firsts[0], GROUP, outcome)])
+    for told in found:
+        outcome = join(statistics, outcome, _outcome(told))
+    return _rows([(firsts[0], GROUP, outcome.to_dict())])
 
 
-def _rows(outcomes: list[tuple[int, int, Outcome]]) -> dict[str, list[Any]]:
+def _rows(outcomes: list[tuple[int, int, dict[str, Any]]]) -> dict[str, list[Any]]:
     return {
         "block": [block for block, _, _ in outcomes],
         "blocks": [count for _, count, _ in outcomes],
-        "outcome": [pack(outcome.to_dict()) for _, _, outcome in outcomes],
+        "outcome": [pack(told) for _, _, told in outcomes],
     }
+
+
+def _outcome(told: Mapping[str, Any]) -> Outcome:
+    """The outcome, or the refusal that a worker met with."""
+    if "refused" in told:
+        raise getattr(errors, told["refused"], NormscopeError)(told["because"])
+    return Outcome.from_dict(told)
 
 
 def _span(data: bytes) -> Span:
@@ -216,13 +227,3 @@ def _block_of(data: bytes) -> Block:
 def _content(told: Mapping[str, Any]) -> Content:
     tokens = told["tokens"]
     return Content(told["text"], told["pair"], None if tokens is None else tuple(tokens))
-
-
-def _refusal(error: BaseException) -> NormscopeError | None:
-    """The deliberate refusal inside what Ray says of a failed task, if it is one."""
-    found, inner = None, error
-    while inner is not None:
-        found = inner if isinstance(inner, NormscopeError) else found
-        # Ray's own errors keep what happened in `cause`, and are of its class as well.
-        inner = getattr(inner, "cause", None) or inner.__cause__
-    return found
