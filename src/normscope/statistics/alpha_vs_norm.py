@@ -13,9 +13,14 @@ from normscope.statistics.base import Settings, State, Table
 from normscope.statistics.batch import Batch, Layer
 from normscope.statistics.hashing import SCATTER, begin, fold, nonnegative
 from normscope.statistics.joint import add_up, correlation, count_pairs
+from normscope.statistics.ranks import spearman
 
+FEW = 2**18  # pairs of all categories up to which each is kept, and ρ is exact
 EVERY = 100  # one pair in so many may be in the scatter sample
 _SAMPLE = ("order", "sequence", "layer", "head", "query", "key", "category", "alpha", "norm")
+
+
+_FEW = ("category", "alpha", "norm")
 
 
 class AlphaVersusNorm:
@@ -35,7 +40,24 @@ class AlphaVersusNorm:
         )
         sample = self._sample(layer, category, len(names))
         made = {f"pairs_{name}": tensor for name, tensor in counted.items()}
+        made |= {f"few_{name}": tensor for name, tensor in self._few(layer, category).items()}
         return made | {f"scatter_{name}": tensor for name, tensor in sample.items()}
+
+    def _few(self, layer: Layer, category: Tensor) -> dict[str, Tensor]:
+        """Every pair, where they are few."""
+        together = layer.admitted
+        if together is None:
+            together = torch.ones_like(layer.real)[:, None, :, None] & layer.real[:, None, None]
+        rows, heads, queries, keys = layer.alpha.shape
+        together = together.expand(rows, heads, queries, keys)
+        if layer.alpha.numel() > FEW and int(together.sum()) > FEW:
+            together = together[:0]
+        b, h, i, j = together.nonzero(as_tuple=True)
+        return {
+            "category": category[b, j].to(torch.int32),
+            "alpha": _steady(layer.alpha[b, h, i, j], layer.alpha.dtype),
+            "norm": _steady(layer.transformed_norm[b, h, j], layer.alpha.dtype),
+        }
 
     def _sample(self, layer: Layer, category: Tensor, categories: int) -> dict[str, Tensor]:
         """Of each query one key in EVERY, by a hash; of those the ones with the smallest hashes."""
@@ -48,7 +70,8 @@ class AlphaVersusNorm:
         first = nonnegative(line) % EVERY
         j = first[..., None] + torch.arange(0, keys, EVERY, **count)  # row head query some
         inside = (j < keys) & layer.real[:, None, :, None]
-        inside &= layer.real[:, None, None].expand(j.shape[:3] + (keys,)).gather(3, j.clamp_max(keys - 1))
+        row = torch.arange(rows, **count)[:, None, None, None]
+        inside &= layer.real[row, j.clamp_max(keys - 1)]
         b, h, i, m = inside.nonzero(as_tuple=True)
         j = j[b, h, i, m]
         if layer.admitted is not None:
@@ -80,8 +103,12 @@ class AlphaVersusNorm:
             return np.concatenate(batch.lists(name))
 
         sums = {name: joined(f"pairs_{name}") for name in ("n", "alpha", "norm")}
+        few = {name: joined(f"few_{name}") for name in _FEW}
+        total = int(sums["n"].sum())
         return {
             "names": np.array(batch.vocabulary.names),
+            "total": total,
+            "few": few if total <= FEW else _none(few),
             "cells": add_up(joined("pairs_code"), sums),
             "alpha": add_up(joined("pairs_alpha_code"), {"n": joined("pairs_alpha_n")}),
             "norm": add_up(joined("pairs_norm_code"), {"n": joined("pairs_norm_n")}),
@@ -98,7 +125,11 @@ class AlphaVersusNorm:
         return {name: values[kept] for name, values in sample.items()}
 
     def merge(self, one: State, other: State) -> State:
-        made: State = {"names": one["names"]}
+        total = one["total"] + other["total"]
+        a, b = one["few"], other["few"]
+        few = {name: np.concatenate([a[name], b[name]]) for name in a}
+        made: State = {"names": one["names"], "total": total}
+        made["few"] = few if total <= FEW else _none(few)
         for part in ("cells", "alpha", "norm"):
             a, b = one[part], other[part]
             both = {name: np.concatenate([a[name], b[name]]) for name in a}
@@ -109,7 +140,9 @@ class AlphaVersusNorm:
 
     def result(self, state: State) -> dict[str, Table]:
         names = state["names"]
-        pairs, rho, bound = zip(*(correlation(state, c) for c in range(len(names))), strict=True)
+        few, exact = state["few"], state["total"] <= FEW
+        found = [_exactly(few, c) if exact else correlation(state, c) for c in range(len(names))]
+        pairs, rho, bound = zip(*found, strict=True)
         sample = {name: state["scatter"][name] for name in _SAMPLE[1:]}
         sample["category"] = names[sample["category"]]
         sample["transformed_norm"] = sample.pop("norm")
@@ -118,7 +151,7 @@ class AlphaVersusNorm:
                 {"category": names, "pairs": pairs, "spearman": rho, "bound": bound},
                 "α against ‖f‖",
                 notes="every pair (query, key) of every layer and head, by the key's category; "
-                "from a sketch: the exact ρ is at most `bound` away",
+                f"from a sketch, beyond {FEW} pairs: the exact ρ is at most `bound` away",
             ),
             "scatter": Table(
                 sample,
@@ -127,3 +160,27 @@ class AlphaVersusNorm:
                 "those with the smallest hash of seed, sequence, layer, head, query and key",
             ),
         }
+
+
+def _steady(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values without the last bits, which depend on the batch and would break ties at random.
+
+    A token in the same place of two sequences has the same f in the first layer, to rounding.
+    """
+    if dtype == torch.float64:
+        return values.float()
+    dropped = 8
+    bits = values.float().contiguous().view(torch.int32) + (1 << (dropped - 1))
+    return ((bits >> dropped) << dropped).view(torch.float32)
+
+
+def _none(few: State) -> State:
+    """No pair at all."""
+    return {name: values[:0] for name, values in few.items()}
+
+
+def _exactly(few: State, category: int) -> tuple[int, float, float]:
+    """Pairs of a category and their ρ, with nothing left to bound."""
+    here = few["category"] == category
+    rho = spearman(few["alpha"][here], few["norm"][here])
+    return int(here.sum()), rho, 0.0 if rho == rho else rho

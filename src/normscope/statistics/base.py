@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class Settings:
 
     categories: Mapping[str, Category] | None = None  # None: [CLS], [SEP], comma and period
     ranks: str = "ids"  # "ids", "corpus", or the path of a file of `rank count token_id` lines
-    masking: float = 0.12  # of the tokens that are not special; 0: mixing looks at plain text
+    masking: float | int = 0.12  # of the tokens that are not special; 0: mixing looks at plain text
     seed: int = 0  # of masking, sampling and resampling
     replicates: int = 200  # of the bootstrap; 0: no intervals
     confidence: float = 0.95
@@ -126,6 +126,7 @@ class Table:
         return import_tables("pyarrow").table(self.lists())
 
 
+@runtime_checkable
 class Statistic(Protocol):
     """One measurement over a corpus."""
 
@@ -152,7 +153,7 @@ class Statistic(Protocol):
 
 def choose(names: Sequence[str] | str, settings: Settings | None = None) -> list[Statistic]:
     """The statistics asked for by name, or an error that lists the valid names."""
-    from normscope.statistics.registry import make
+    from normscope.statistics.registry import STATISTICS
 
     settings = Settings() if settings is None else settings
     listed = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
@@ -161,7 +162,7 @@ def choose(names: Sequence[str] | str, settings: Settings | None = None) -> list
     if unknown or not chosen:
         given = ", ".join(map(repr, unknown)) or "none"
         raise InputError(f"unknown statistic: {given}; valid are: {', '.join(NAMES)}")
-    return [make(name, settings) for name in chosen]
+    return [STATISTICS[name](settings) for name in chosen]
 
 
 def merge(

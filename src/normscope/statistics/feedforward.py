@@ -132,8 +132,8 @@ class Amplification:
         step = next((two for two in pairwise(maps) if two[1].endswith("_ff")), None)
         if step is None:
             raise InputError(
-                f"{layer.whole.name} adds its feed-forward beside attention, so that it amplifies no "
-                "pair; amplification is not to be had of this model"
+                f"{layer.whole.name} adds its feed-forward beside attention, so that it amplifies "
+                "no pair; amplification is not to be had of this model"
             )
         grown = maps[step[1]] - maps[step[0]]
         grown = grown.masked_fill(~torch.from_numpy(cells).to(grown.device), -torch.inf).flatten()

@@ -39,9 +39,12 @@ class Frequency:
         }
 
     def measure(self, batch: Batch) -> State:
-        ids = np.minimum(batch.ids, len(batch.vocabulary.tokens))
-        group = ids if self.settings.ranks == "corpus" else self._ranks(batch)[ids]
-        chosen = batch.real & ((group > 0) | (self.settings.ranks == "corpus"))
+        if self.settings.ranks == "corpus":  # the ids themselves, to be counted at the end
+            group, chosen = batch.ids, batch.real
+        else:
+            known = np.minimum(batch.ids, len(batch.vocabulary.tokens))
+            group = self._ranks(batch)[known]
+            chosen = batch.real & (group > 0)
         ratios = batch["ratios"].mean(axis=1)  # row analysis query
         values = {
             "alpha": batch["column_weight"].astype(float).mean(axis=(1, 2)),
@@ -101,8 +104,8 @@ class Frequency:
             )
         names = ("of", "spearman", "tokens", "spearman_without_special", "tokens_without_special")
         source = {
-            "ids": "tokenizer ids (comma, period and framing tokens first; other special tokens and "
-            "single characters left out)",
+            "ids": "tokenizer ids (comma, period and framing tokens first; other special tokens "
+            "and single characters left out)",
             "corpus": "counts in this corpus",
         }.get(self.settings.ranks, "a file of ranks")
         return {

@@ -72,7 +72,9 @@ def resampling_weights(
     return np.concatenate([np.ones((1, len(keys))), times.double().numpy()])
 
 
-def masked_positions(key: int, free: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
+def masked_positions(
+    key: int, free: NDArray[np.int64], share: float, seed: int
+) -> NDArray[np.int64]:
     """Which of the free positions of a sequence are masked: a share of them, one at least."""
     if not len(free) or share == 0:
         return free[:0]

@@ -11,16 +11,17 @@ straight line in the fine position; so a cell's mean rank follows from its mean 
     Σ U V = Σ_cells count · mean(U) · mean(V)   and three things that are not known:
 
 1. covariance of the two lines within a cell: at most the product of their deviations there, and
-   positions in [0, s] with mean m deviate by at most (m(s − m))^½ (Bhatia and Davis);
-2. what U deviates from its line, ε: by Cauchy and Schwarz at most rms(ε) · rms(V);
-3. ranks within a fine bin: with shares p of the pairs, rms ≤ (Σ p³ / 12)^½ of the number of pairs.
+   positions from l to h with mean m deviate by at most ((m − l)(h − m))^½ (Bhatia and Davis);
+2. what U deviates from its line, ε, in each coarse bin: at most rms(ε) times V's deviation there;
+3. ranks within fine bins, with shares p of the pairs: the same, with rms at most (Σ p³ / 12)^½.
 
 Their sum over rms(U) · rms(V) is the bound that goes with every ρ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,16 +60,26 @@ class Axis:
         """The number of fine bins."""
         return self.coarse << self.within
 
+    @property
+    def first(self) -> int:
+        """The leading bits of a number in the first fine bin; whole coarse bins come before it."""
+        return ((127 + self.lowest) << self.FINE) - (1 << self.within)
+
+    def leading(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The fine bin of each number plus ``first``, int32."""
+        leading = values.float().contiguous().view(torch.int32) >> (23 - self.FINE)
+        return leading.clamp_(self.first, self.first + self.fine - 1)
+
     def bins(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The fine bin of each number, int32; shifted, its coarse one."""
-        patterns = values.float().contiguous().view(torch.int32) >> (23 - self.FINE)
-        first = ((127 + self.lowest) << self.FINE) - (1 << self.within)
-        return patterns.sub_(first).clamp_(0, self.fine - 1)
+        """The fine bin of each number; shifted, its coarse one."""
+        return self.leading(values).sub_(self.first)
 
 
-ALPHA = Axis(bits=4, lowest=-64, octaves=65)
+ALPHA = Axis(bits=4, lowest=-126, octaves=127)
 NORM = Axis(bits=6, lowest=-32, octaves=64)
-MOST = 2**22  # pairs looked at at once
+MOST = 2**22  # pairs that are looked at at once
+_BITS = 29
+_UNIT = 2**_BITS  # a count's weight beside a sum of MOST fine positions; all are exact in float64
 
 
 def count_pairs(
@@ -76,7 +87,7 @@ def count_pairs(
     norm: Float[Tensor, "row head key"],
     category: Int[Tensor, "row key"],
     real: Bool[Tensor, "row key"],
-    admitted: Bool[Tensor, "row one query key"] | None,
+    admitted: Bool[Tensor, "some one query key"] | None,
     categories: int,
 ) -> dict[str, Tensor]:
     """The sketch of some pairs: codes of what occurs, with counts and sums."""
@@ -86,48 +97,34 @@ def count_pairs(
     first, last = (int(bound) for bound in seen.aminmax()) if len(seen) else (0, 0)
     width = last - first + 1
     of = category.to(torch.int32).masked_fill(~real, categories)[:, None]  # row 1 key
-    outside = categories * width * ALPHA.coarse
-    column = torch.where(
-        real[:, None], (of * width + coarse - first) * ALPHA.coarse, outside
-    )  # row head key
-    cells = categories * width * ALPHA.coarse + ALPHA.coarse
-    found: dict[str, Tensor] = {}
+    # The last row of cells is for keys that are not there.
+    column = torch.where(real[:, None], of * width + coarse - first, categories * width)
+    least = alpha.amin(dim=(1, 2)).masked_fill(~real, 2).amin()  # of padding it is 0
+    low = int(ALPHA.bins(least)) >> ALPHA.within
+    place = _Place(column, position.double(), of, low, categories * width + 1, categories)
     step = max(1, MOST // alpha[0].numel())
+    found: dict[str, Tensor] = {}
     for start in range(0, len(alpha), step):
         here = slice(start, start + step)
-        bins = ALPHA.bins(alpha[here])
-        alone = bins + of[here, :, None] * ALPHA.fine
-        index = (bins >> ALPHA.within).add_(column[here].unsqueeze(2))
-        if admitted is not None:
-            together = admitted[here] if len(admitted) > 1 else admitted
-            alone = torch.where(together, alone, categories * ALPHA.fine)
-            index = torch.where(together, index, outside)
-        across = position[here].unsqueeze(2).expand(index.shape)
-        index = index.flatten()
-        made = {
-            "n": torch.bincount(index, minlength=cells),
-            "alpha": _sum(index, bins & ((1 << ALPHA.within) - 1), cells),
-            "norm": _sum(index, across, cells),
-            "fine": torch.bincount(alone.flatten(), minlength=(categories + 1) * ALPHA.fine),
-        }
-        found = {k: v if not found else found[k].add_(v) for k, v in made.items()}
-    code = found["n"][:outside].nonzero().squeeze(1)
-    row, a = code // ALPHA.coarse, code % ALPHA.coarse
-    c, b = row // width, row % width + first
-    marginal = found["fine"][: categories * ALPHA.fine]
+        apart = None if admitted is None else ~(admitted[here] if len(admitted) > 1 else admitted)
+        for name, counts in place.count(alpha[here], here, apart).items():
+            found[name] = found[name].add_(counts) if name in found else counts
+    code = found["n"][:-1].nonzero()
+    c, b, a = code[:, 0] // width, code[:, 0] % width + first, code[:, 1] + low
+    marginal = found["fine"][:-1].flatten()
     times = real[:, None, :] & real[:, :, None] if admitted is None else admitted[:, 0]
     queries = times.sum(dim=1).unsqueeze(1).expand(norm.shape)  # of each key
-    by_norm = _sum(
+    by_norm = torch.bincount(
         (of.clamp_max(categories - 1) * NORM.fine + fine).flatten(),
-        queries * real[:, None],
-        categories * NORM.fine,
-    )
+        weights=(queries * real[:, None]).flatten().double(),
+        minlength=categories * NORM.fine,
+    ).long()
     alphas, norms = (m.nonzero().squeeze(1) for m in (marginal, by_norm))
     return {
         "code": (c * ALPHA.coarse + a) * NORM.coarse + b,
-        "n": found["n"][code],
-        "alpha": found["alpha"][code],
-        "norm": found["norm"][code],
+        "n": found["n"][code[:, 0], code[:, 1]],
+        "alpha": found["alpha"][code[:, 0], code[:, 1]],
+        "norm": found["norm"][code[:, 0], code[:, 1]],
         "alpha_code": alphas,
         "alpha_n": marginal[alphas],
         "norm_code": norms,
@@ -135,9 +132,57 @@ def count_pairs(
     }
 
 
-def _sum(index: Tensor, numbers: Tensor, length: int) -> Tensor:
-    """Sums of whole numbers by index; exact, as they stay far below 2^53."""
-    return torch.bincount(index, weights=numbers.flatten().double(), minlength=length).long()
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where the pairs of each key are counted."""
+
+    column: Int[Tensor, "row head key"]
+    position: Float[Tensor, "row head key"]
+    of: Int[Tensor, "row one key"]
+    low: int  # the first coarse bin of α that occurs
+    rows: int
+    categories: int
+
+    def count(
+        self,
+        alpha: Float[Tensor, "some head query key"],
+        here: slice,
+        apart: Bool[Tensor, "rows one query key"] | None,
+    ) -> dict[str, Tensor]:
+        """Counts and sums of some rows' pairs, in full arrays; masked pairs are in none."""
+        leading = ALPHA.leading(alpha)
+        if apart is not None:  # into one more bin, which is cut off again
+            leading.masked_fill_(apart, ALPHA.first + ALPHA.fine)
+        shape = self.categories + 1, ALPHA.fine + 1
+        cells = self.rows, ALPHA.coarse + 1 - self.low
+        alone = leading + (self.of[here, :, None] * shape[1] - ALPHA.first)
+        index = leading >> ALPHA.within
+        lowest = (ALPHA.first >> ALPHA.within) + self.low
+        index = index.clamp_min_(lowest) if self.low else index  # of padding alone
+        index = index.add_((self.column[here] * cells[1] - lowest).unsqueeze(2)).flatten()
+        within = leading.bitwise_and_((1 << ALPHA.within) - 1).add_(_UNIT).flatten().double()
+        across = self.position[here].unsqueeze(2).expand(alpha.shape).flatten()
+        fine, both, other = _counted(
+            lambda: torch.bincount(alone.flatten(), minlength=shape[0] * shape[1]),
+            lambda: torch.bincount(index, weights=within, minlength=cells[0] * cells[1]),
+            lambda: torch.bincount(index, weights=across, minlength=cells[0] * cells[1]),
+            threads=torch.get_num_threads() if alpha.device.type == "cpu" else 1,
+        )
+        both = both.view(cells)[:, :-1].long()
+        return {
+            "n": both >> _BITS,
+            "alpha": both & (_UNIT - 1),
+            "norm": other.view(cells)[:, :-1].long(),
+            "fine": fine.view(shape)[:, :-1],
+        }
+
+
+def _counted(*tasks: Callable[[], Tensor], threads: int) -> list[Tensor]:
+    """Counting takes one thread each: on a CPU several count at once."""
+    if threads == 1:
+        return [task() for task in tasks]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda task: task(), tasks))
 
 
 def add_up(code: NDArray[np.int64], sums: Counts) -> dict[str, NDArray[np.int64]]:
@@ -173,9 +218,23 @@ def correlation(state: Mapping[str, Any], category: int) -> tuple[int, float, fl
     if scale == 0:
         return int(u.total), float("nan"), float("nan")
     rho = float((n * mean_u * mean_v).sum() / scale)
-    unknown = float((n * deviation_u * deviation_v).sum() / scale)
-    bound = unknown + sum(one.bent / one.size + one.ties / one.size for one in (u, v))
+    unknown = float((n * deviation_u * deviation_v).sum())
+    unknown += float((u.astray * _spread(rows, n, mean_v, deviation_v, ALPHA)).sum())
+    unknown += float((v.astray * _spread(columns, n, mean_u, deviation_u, NORM)).sum())
+    unknown += u.total * u.wrong * v.wrong
+    bound = unknown / scale + ((u.wrong / u.size) ** 2 + (v.wrong / v.size) ** 2) / 2
     return int(u.total), float(np.clip(rho, -1, 1)), float(bound)
+
+
+def _spread(bins: Any, n: Any, mean: Any, deviation: Any, axis: Axis) -> NDArray[np.float64]:
+    """How much the other axis' ranks deviate, at most, among the pairs of each coarse bin."""
+
+    def by_bin(values: Any) -> NDArray[np.float64]:
+        return np.bincount(bins, weights=n * values, minlength=axis.coarse).astype(float)
+
+    mass = np.maximum(by_bin(np.ones_like(n)), 1)
+    middle = by_bin(mean) / mass
+    return np.sqrt((by_bin((mean - middle[bins]) ** 2) + by_bin(deviation**2)) / mass)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,9 +243,10 @@ class _Ranks:
 
     total: float
     size: float  # rms of the ranks
-    bent: float  # rms of what they deviate from the lines
-    ties: float  # rms, at most, within fine bins
-    middle: NDArray[np.float64]  # of each coarse bin: mean fine position,
+    wrong: float  # rms, at most, of what the true ranks deviate from the lines
+    # Of each coarse bin:
+    astray: NDArray[np.float64]  # its number of pairs times the same
+    middle: NDArray[np.float64]  # mean fine position
     height: NDArray[np.float64]  # mean rank
     slope: NDArray[np.float64]
     low: NDArray[np.float64]  # first and last fine position that occurs
@@ -210,7 +270,7 @@ def _ranks(axis: Axis, counts: Counts, category: int) -> _Ranks | None:
     bins, position = fine >> axis.within, (fine & ((1 << axis.within) - 1)).astype(float)
 
     def by_bin(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.bincount(bins, weights=values, minlength=axis.coarse)
+        return np.bincount(bins, weights=values, minlength=axis.coarse).astype(float)
 
     mass = np.maximum(by_bin(n), 1)
     middle, height = by_bin(n * position) / mass, by_bin(n * rank) / mass
@@ -222,11 +282,14 @@ def _ranks(axis: Axis, counts: Counts, category: int) -> _Ranks | None:
     low, high = np.full(axis.coarse, np.inf), np.full(axis.coarse, -np.inf)
     np.minimum.at(low, bins, position)
     np.maximum.at(high, bins, position)
+    share = n / total
+    # Both have a mean of zero in each bin and are apart: one of fine bins, one within them.
+    squares = by_bin(n * bent * bent) + by_bin(n * share * share / 12)
     return _Ranks(
         total,
         float(np.sqrt((n * rank * rank).sum() / total)),
-        float(np.sqrt((n * bent * bent).sum() / total)),
-        float(np.sqrt(((n / total) ** 3).sum() / 12)),
+        float(np.sqrt(squares.sum() / total)),
+        np.sqrt(mass * squares),
         middle,
         height,
         slope,

@@ -74,11 +74,9 @@ class Measurer:
             ids[b, :count], real[b, :count], special[b, :count] = row.ids, True, row.special
             if condition == "masked":
                 free = np.flatnonzero(~np.array(row.special))
-                chosen = masked_positions(
-                    row.key, free, self.settings.masking, self.settings.seed
-                )
+                chosen = masked_positions(row.key, free, self.settings.masking, self.settings.seed)
                 masked[b, chosen] = True
-        if masked.any():
+        if self.vocabulary.mask_id is not None:
             ids[masked] = self.vocabulary.mask_id
         return Inputs(
             tuple(rows), condition, self.settings, self.vocabulary, ids, real, special, masked

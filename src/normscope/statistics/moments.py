@@ -78,7 +78,7 @@ def means(sums: Array, counts: Array) -> Array:
 
 
 def with_interval(
-    name: str, samples: Float[np.ndarray, "sample *rest"], confidence: float
+    name: str, samples: Float[np.ndarray, "*sample_first"], confidence: float
 ) -> dict[str, Any]:
     """A column, and its bootstrap interval as two more where there are replicates."""
     columns: dict[str, Any] = {name: samples[0].ravel()}
@@ -98,5 +98,6 @@ def grid(**axes: Any) -> dict[str, Any]:
     sizes = [len(labels) for labels in axes.values()]
     places = np.indices(sizes).reshape(len(sizes), -1)
     return {
-        name: np.asarray(labels)[place] for (name, labels), place in zip(axes.items(), places, strict=True)
+        name: np.asarray(labels)[place]
+        for (name, labels), place in zip(axes.items(), places, strict=True)
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from normscope.statistics.alpha_vs_norm import AlphaVersusNorm
 from normscope.statistics.base import Settings, Statistic
 from normscope.statistics.categories import Categories
@@ -10,11 +12,13 @@ from normscope.statistics.feedforward import Amplification, Change
 from normscope.statistics.frequency import Frequency
 from normscope.statistics.mixing import Mixing, PreserveMix
 
-
-def make(name: str, settings: Settings) -> Statistic:
-    """A statistic with these settings."""
-    known: list[type[Statistic]] = [
-        *(Dispersion, Categories, AlphaVersusNorm, Frequency),
-        *(Mixing, PreserveMix, Change, Amplification),
-    ]
-    return next(one(settings) for one in known if one.name == name)  # type: ignore[call-arg]
+STATISTICS: dict[str, Callable[[Settings], Statistic]] = {
+    "dispersion": Dispersion,
+    "categories": Categories,
+    "alpha_vs_norm": AlphaVersusNorm,
+    "frequency": Frequency,
+    "mixing": Mixing,
+    "preserve_mix": PreserveMix,
+    "change": Change,
+    "amplification": Amplification,
+}

@@ -144,8 +144,8 @@ class Vocabulary:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as problem:
             raise InputError(
-                f'ranks is "ids", "corpus", or a file of `rank count token_id` lines; {path} cannot '
-                f"be read: {problem}"
+                'ranks is "ids", "corpus", or a file of `rank count token_id` lines; '
+                f"{path} cannot be read: {problem}"
             ) from problem
         for number, line in enumerate(lines, 1):
             if not line.strip():
