@@ -118,7 +118,7 @@ def test_ray_with_a_killed_worker_gives_the_local_tables(tmp_path: Path) -> None
     }
     code = SCRIPT.format(tests=str(HERE), home=str(tmp_path), marks=str(marks))
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

@@ -201,7 +201,7 @@ def test_kill_9_at_random_times(folder: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

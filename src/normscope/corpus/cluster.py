@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
 
+from normscope import errors
 from normscope.corpus.checkpoint import pack, unpack
 from normscope.corpus.job import Job, Step
 from normscope.corpus.records import Content, Position, Problem, Record
 from normscope.corpus.stream import Block, Span
 from normscope.corpus.work import GROUP, Outcome, Worker, join
-from normscope import errors
 from normscope.errors import MissingExtraError, NormscopeError
 from normscope.models import load
 from normscope.signature import weights_hash
