@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import SETTINGS, STATISTICS, columns, save_model, text_file
+from corpora import SETTINGS, STATISTICS, Signing, columns, save_model, text_file
 
 import normscope
 from normscope.corpus import cluster
@@ -52,6 +52,8 @@ def kill_one():
 
 
 local = tests.run(home)
+for file in marks.iterdir():
+    file.unlink()  # this process has signed in, too
 threading.Thread(target=kill_one, daemon=True).start()
 spread = tests.run(home, home / "out", engine="ray", workers=2)
 killed = (marks.parent / "killed").read_text()
@@ -65,29 +67,12 @@ print(json.dumps({{
 }}))
 """
 
-# Imported by every Python process that Ray starts here: workers say which block they begin.
-SIGN_IN = """
-import os, sys
-from pathlib import Path
-
-if os.environ.get("NORMSCOPE_TEST_MARKS") and any("default_worker" in a for a in sys.orig_argv):
-    from normscope.corpus import work
-
-    plain = work.Worker.run
-
-    def signing(self, block):
-        (Path(os.environ["NORMSCOPE_TEST_MARKS"]) / f"{os.getpid()}-{block.index}").touch()
-        return plain(self, block)
-
-    work.Worker.run = signing
-"""
-
 
 def run(home: Path, output: Path | None = None, **changes: Any) -> Any:
     return normscope.corpus(
         home / "model",
         home / "a.txt",
-        STATISTICS,
+        [*STATISTICS, Signing(home / "marks")],
         settings=SETTINGS,
         output=output,
         block_rows=4,
@@ -103,15 +88,12 @@ def test_ray_with_a_killed_worker_gives_the_local_tables(tmp_path: Path) -> None
     save_model(tmp_path / "model")
     text = text_file(tmp_path / "a.txt", 4 * (GROUP + 6))
     text.write_text(text.read_text() + "\n")
-    marks, site = tmp_path / "marks", tmp_path / "site"
+    marks = tmp_path / "marks"
     marks.mkdir()
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(SIGN_IN)
     source = str(Path(normscope.__file__).parents[1])
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(site), source]),
-        "NORMSCOPE_TEST_MARKS": str(marks),
+        "PYTHONPATH": os.pathsep.join([str(HERE), source]),
         "OMP_NUM_THREADS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
