@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.testing import assert_allclose
 from tiny import TEXT, tokenizer
 
 from normscope.architectures import tiny_model
@@ -53,6 +54,14 @@ def lasting(folder: Path) -> dict[str, bytes]:
 
 def columns(result: Any) -> dict[str, dict[str, list[Any]]]:
     return {name: table.lists() for name, table in result.tables.items()}
+
+
+def assert_same(found: list[Any], wanted: list[Any], rtol: float = 0.0) -> None:
+    """Columns of a table: numbers to rounding, all else exactly."""
+    if any(isinstance(value, float) for value in wanted):
+        assert_allclose(found, wanted, rtol=rtol, atol=rtol * 1e-3)  # NaN equals NaN here
+    else:
+        assert found == wanted
 
 
 class Sums:
