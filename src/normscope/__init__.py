@@ -9,6 +9,7 @@ from normscope.arrays import LabelledArray
 from normscope.capture import Capture, capture
 from normscope.comparison import Amplification, amplification, contextualization_change
 from normscope.contributions import Contributions, load
+from normscope.corpus import CorpusResult, corpus
 from normscope.errors import (
     ExactnessError,
     InputError,
@@ -27,6 +28,7 @@ __all__ = [
     "Amplification",
     "Capture",
     "Contributions",
+    "CorpusResult",
     "ExactnessError",
     "InputError",
     "LabelledArray",
@@ -41,6 +43,7 @@ __all__ = [
     "analyze_inputs",
     "capture",
     "contextualization_change",
+    "corpus",
     "expansion_rate",
     "layernorm_scale",
     "load",

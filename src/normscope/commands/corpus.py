@@ -1,0 +1,250 @@
+"""`normscope corpus`: statistics over many sequences."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from normscope.errors import InputError
+
+DEFAULT = "dispersion,categories,frequency,mixing,preserve_mix"
+
+
+def corpus(
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            metavar="FILE",
+            help="A file of sequences; may be given several times. By its name: .txt one sequence "
+            "a line; .jsonl with text (and text_pair); .tsv pairs; .parquet with the columns "
+            "text (and text_pair); .pkl Clark et al.'s tokens.",
+        ),
+    ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A folder, or a name on the Hugging Face hub (owner/name). Without it, the "
+            "default model: all-MiniLM-L6-v2, a small BERT.",
+        ),
+    ] = None,
+    statistics: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="dispersion, categories, alpha_vs_norm, frequency, mixing, preserve_mix, change, "
+            "amplification; or all.",
+        ),
+    ] = DEFAULT,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="A folder for tables, figures, report and checkpoints. An interrupted run is "
+            "continued there. Without it, the tables are printed and nothing is kept.",
+        ),
+    ] = None,
+    file_format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="text, jsonl, tsv, parquet, clark. Without it, by the names of the files.",
+        ),
+    ] = None,
+    text_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The JSON field or Parquet column with the text.")
+    ] = "text",
+    pair_field: Annotated[
+        str, typer.Option(metavar="NAME", help="The one with a second text, if there is one.")
+    ] = "text_pair",
+    bad_rows: Annotated[
+        str,
+        typer.Option(
+            metavar="skip|error",
+            help="Rows that are empty, no UTF-8, broken JSON and so on: skip, count and report "
+            "them, or stop at the first.",
+        ),
+    ] = "skip",
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the first N rows.")
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SHARE|N",
+            help="Of these a share (0.01) or a number (1000) of rows, chosen by a hash of the "
+            "row's number and the seed.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Of the sample, of masking and of the bootstrap.")
+    ] = 0,
+    max_length: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Cut longer sequences to N tokens. Without it, to what the model takes.",
+        ),
+    ] = None,
+    batch_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Tokens that go through the model at once.")
+    ] = 4096,
+    masking: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=0.99, metavar="SHARE", help="Tokens masked for the mixing ratios."
+        ),
+    ] = 0.12,
+    ranks: Annotated[
+        str,
+        typer.Option(
+            metavar="ids|corpus|FILE",
+            help="Frequency ranks: the tokenizer's ids, counted in the corpus, or a file of lines "
+            "`rank count token_id`.",
+        ),
+    ] = "ids",
+    replicates: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Of the bootstrap; 0: no intervals.")
+    ] = 200,
+    dump: Annotated[
+        bool,
+        typer.Option(
+            "--dump", help="Also write the maps of every sequence: maps/part-*.parquet. Large."
+        ),
+    ] = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Forget what DIR holds and start anew.")
+    ] = False,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0.0, metavar="S", help="How often a checkpoint is written.")
+    ] = 60.0,
+    engine: Annotated[
+        str, typer.Option(metavar="local|ray", help="ray: on all machines of a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Of the Ray cluster; auto: the one this machine belongs to. Without it, Ray is "
+            "started here.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Models that Ray runs at once. Without it, one a GPU or CPU."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1. Without it, cpu.")
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="float64, float32, bfloat16, float16. Without it, as stored."
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(metavar="REV", help="Commit, tag or branch of a model on the hub."),
+    ] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Measure a corpus: all statistics in one pass, which can be interrupted.
+
+    Every sequence goes through the model once (twice where masked text is wanted as well), and
+    only small states are kept: memory does not grow with the corpus. With --output the standing
+    of the run is written as it goes; the same command again continues it, also after a crash, and
+    gives the same numbers. A folder with another model, other data or other settings is refused.
+
+    \b
+    Examples:
+      normscope corpus --data wiki.txt
+      normscope corpus --data wiki.txt --statistics dispersion,mixing --output wiki
+      normscope corpus --data a.jsonl --data b.jsonl --sample 0.01 --seed 7 -o sample
+      normscope corpus --data big.parquet --engine ray --address auto --device cuda -o big
+
+    \b
+    Files in DIR:
+      statistics.json     signature, settings, account of the rows, all tables
+      run.json            times and speed: what differs between equal runs
+      tables/             one .csv and one .parquet for each table
+      figures/            pictures of them
+      report.html         all of it on one page
+      maps/               with --dump
+      checkpoint.npz      while the run is not finished
+
+    \b
+    Exit status:
+      0 done, 1 unexpected error, 2 mistake in what was given, 130 interrupted
+    """  # noqa: D301
+    from rich.console import Console
+
+    from normscope.cli import _quiet
+    from normscope.corpus.run import corpus as run
+    from normscope.report import printable
+    from normscope.statistics import Settings
+
+    with _quiet():
+        result = run(
+            model,
+            list(data),
+            statistics,
+            output=output,
+            settings=Settings(ranks=ranks, masking=masking, seed=seed, replicates=replicates),
+            limit=limit,
+            sample=None if sample is None else _sample(sample),
+            max_length=max_length,
+            batch_tokens=batch_tokens,
+            bad_rows=bad_rows,
+            format=file_format,
+            text_field=text_field,
+            pair_field=pair_field,
+            dump=dump,
+            restart=restart,
+            checkpoint_seconds=checkpoint_seconds,
+            engine=engine,
+            address=address,
+            workers=workers,
+            device=device,
+            dtype=dtype,
+            revision=revision,
+        )
+    counts, bad = result.counts, sum(result.counts["bad"].values())
+    for problem in result.problems:
+        print(f"normscope: bad row: {printable(str(problem))}", file=sys.stderr)
+    if bad > len(result.problems):
+        print(f"normscope: … and {bad - len(result.problems)} more bad rows", file=sys.stderr)
+    if output is None:
+        from normscope.corpus.listing import listing
+
+        console = Console(highlight=False, markup=False, emoji=False)
+        for table in listing(result.tables):
+            console.print(table)
+    print(
+        f"{counts['sequences']:,} sequences, {counts['tokens']:,} tokens; "
+        f"{bad:,} of {counts['rows']:,} rows bad, {counts['cut']:,} cut",
+        file=sys.stderr,
+    )
+    where = "" if output is None else f"wrote {output}\n"
+    print(f"{where}{result.signature}", file=sys.stderr)
+
+
+def _sample(text: str) -> int | float:
+    """1000 is a number of rows; 0.01, 1.0 or 1e-3 is a share."""
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(
+            f"a sample is a share such as 0.01 or a number of rows such as 1000, not {text!r}"
+        ) from None
