@@ -20,17 +20,8 @@ from normscope.alignment.auto import (
     rank_audio,
     survey,
 )
-from normscope.alignment.extract import (
-    BUDGET,
-    READINGS,
-    Batch,
-    Choice,
-    Consume,
-    Extractor,
-    Head,
-    Pair,
-    cross_shape,
-)
+from normscope.alignment.batches import READINGS, Batch, Pair
+from normscope.alignment.extract import BUDGET, Choice, Consume, Extractor, Head, cross_shape
 from normscope.alignment.gradients import Gradients, gradient_maps
 from normscope.alignment.links import Links
 from normscope.alignment.translator import Translator

@@ -15,7 +15,8 @@ from torch import Tensor
 from normscope.alignment import aer, gradients, statistical
 from normscope.alignment.aligner import Direction, Settings, align_direction
 from normscope.alignment.auto import DEFAULT, SAMPLE, Candidate
-from normscope.alignment.extract import BUDGET, Choice, Pair, parameter_of
+from normscope.alignment.batches import Pair, parameter_of
+from normscope.alignment.extract import BUDGET, Choice
 from normscope.alignment.files import check_links, read_links
 from normscope.alignment.links import Links
 from normscope.alignment.symmetrize import SYMMETRIZATIONS, symmetrize_links
@@ -199,6 +200,7 @@ def align(
         device=device,
         dtype=dtype,
         revision=revision,
+        moses=words == "moses",
     )
     pairs = forward.pairs(sources, targets, skip_long=skip_long)
     texts = None if isinstance(sources, Tensor) else sources
@@ -238,7 +240,7 @@ def translate_align(
 
     how = ("source_lang", "target_lang", "prefix", "device", "dtype", "revision")
     known = {name: options[name] for name in how if options.get(name) is not None}
-    made = translator(model, tokenizer, **known)
+    made = translator(model, tokenizer, moses=words == "moses", **known)
     given = [source] if isinstance(source, str) else list(source)
     sources = [_words(one, words, options.get("source_lang")) for one in given]
     written = translate(made, sources, beams=beams, budget=budget)

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.alignment.extract import READINGS, Batch, Choice, Extractor, Head, Pair
+from normscope.alignment.batches import READINGS, Batch, Pair
+from normscope.alignment.extract import Choice, Extractor, Head
 from normscope.errors import InputError
 
 SAMPLE = 1000  # sentence pairs that are looked at

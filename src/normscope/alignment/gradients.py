@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.alignment.extract import Batch, Consume, Extractor, Pair
+from normscope.alignment.batches import Batch, Pair, batches
+from normscope.alignment.extract import Consume
 from normscope.errors import InputError
 from normscope.runner import evaluating
 from normscope.shapes import Float
@@ -55,10 +56,10 @@ def gradient_maps(
 ) -> None:
     """Give (batch, 0, (None,), values) to ``consume`` as an `Extractor` does."""
     copies = settings.copies if settings.method == "smoothgrad" else 1
-    extractor = Extractor(model, "attn_w", padding=padding, budget=max(1, budget // copies))
+    room = max(1, budget // copies)
     noise = torch.Generator().manual_seed(settings.seed)
     with evaluating(model):
-        for batch in extractor.batches(pairs, ("awo",), rows):
+        for batch in batches(model, pairs, ("awo",), padding=padding, budget=room, rows=rows):
             values = _gradients(model, batch, settings, noise)
             consume(batch, 0, (None,), batch.words(values.unsqueeze(1), "awo").unsqueeze(0))
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.alignment.extract import Pair, cross_shape, pair_of, parameter_of
+from normscope.alignment.batches import Pair, pair_of, parameter_of
+from normscope.alignment.extract import cross_shape
 from normscope.alignment.words import (
     About,
     Side,
@@ -24,11 +25,12 @@ from normscope.limits import embedding_table, max_length_of
 from normscope.models import load
 
 Sentences = Sequence[Sequence[str]]
+EMBEDDED = Path(__file__).parent / "model"
 
 
 def embedded_model_path() -> Path:
     """The folder of the German-English model that comes with normscope."""
-    folder = Path(__file__).parent / "model"
+    folder = EMBEDDED
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(
             "this installation of normscope has no translation model of its own; name one: "
@@ -142,11 +144,13 @@ def translator(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    moses: bool = False,
 ) -> Translator:
     """Make a `Translator` of a model or its name, as `normscope.align` takes them.
 
     ``tokenizer`` may be two of them, for the source and the target. A folder's ``normscope.json``
-    says whether the target has one of its own, and how the model wants its text.
+    says whether the target has one of its own, and how the model wants its text. With ``moses``,
+    languages may be given for words alone.
     """
     named = model is None or isinstance(model, str) or hasattr(model, "__fspath__")
     name = embedded_model_path() if model is None else model
@@ -180,17 +184,18 @@ def translator(
         )
     target = source if target is None else target
     made = Translator(model, source, target, told, source_lang, target_lang, prefix)
-    return _with_languages(made, named)
+    return _with_languages(made, named, moses)
 
 
-def _with_languages(made: Translator, named: bool) -> Translator:
+def _with_languages(made: Translator, named: bool, moses: bool) -> Translator:
     source, target = made.source_lang, made.target_lang
     codes = language_codes(made.source)
     marian = bool(getattr(made.source, "supported_language_codes", None))
     if not codes:
-        if source is not None or target is not None:
-            # They may be there for Moses, which knows abbreviations by language.
+        if moses:  # which knows abbreviations by language
             return replace(made, source_lang=None, target_lang=None)
+        check_language(made.source, source, "source")
+        check_language(made.target, target, "target")
         return made
     audio = hasattr(made.source, "set_prefix_tokens")
     if not marian and not audio:
