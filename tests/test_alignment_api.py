@@ -167,7 +167,7 @@ def nllb(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("nllb")
     pieces = [*tokenizers.SPECIAL, "▁", *"thecasdog", "▁t", "▁th", "▁the"]
-    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e")]
+    merges: Any = [("▁", "t"), ("▁t", "h"), ("▁th", "e")]
     NllbTokenizer(
         vocab={piece: at for at, piece in enumerate(dict.fromkeys(pieces))}, merges=merges
     ).save_pretrained(folder)
@@ -360,7 +360,7 @@ def test_gradients_equal_finite_differences(method: str) -> None:
     made = align([source, "a cat sat"], [target, "the"], model, tokenizer(pair=False), **how)
     assert made[0].soft is not None
     np.testing.assert_allclose(made[0].soft, expected.numpy(), rtol=1e-4)
-    assert made.choices[0].reading == "awo"
+    assert made.choices == ()
 
 
 def test_smoothgrad_averages_noisy_copies() -> None:

@@ -137,11 +137,11 @@ def align_direction(
         made.error = extractor.error
         return made
     if ready:
-        made.choices = (Choice(0, None, "awo"),)
+        only = (Choice(0, None, "awo"),)
         gradient_maps(
             translator.model,
             ready,
-            _consumer(made, rows, made.choices, ["awo"], settings.soft),
+            _consumer(made, rows, only, ["awo"], settings.soft),
             settings.gradients,
             padding=translator.padding,
             budget=settings.budget,

@@ -155,14 +155,11 @@ def translator(
     named = model is None or isinstance(model, str) or hasattr(model, "__fspath__")
     name = embedded_model_path() if model is None else model
     if named:
-        loaded, found = load(name, revision=revision, dtype=dtype, device=device)
-        model = loaded
-        if (
-            dtype is None
-            and loaded.device.type == "cpu"
-            and parameter_of(loaded).dtype.itemsize < 4
-        ):
-            model = loaded.float()  # 16 bits save space on disk; a CPU computes faster in 32
+        model, found = load(name, revision=revision, dtype=dtype, device=device)
+        if dtype is None and model.device.type == "cpu" and parameter_of(model).dtype.itemsize < 4:
+            # 16 bits save space on disk; a CPU computes in 32. Loaded anew, because some of its
+            # numbers are computed (positions).
+            model, _ = load(name, revision=revision, dtype="float32", tokenizer=False)
         tokenizer = found if tokenizer is None else tokenizer
     cross_shape(model)
     if tokenizer is None:

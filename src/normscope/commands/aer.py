@@ -130,7 +130,8 @@ def print_scores(scores: dict[str, Score], stream: Any) -> None:
     assert set(order) == set(MEASURES)
     for name, score in scores.items():
         table.add_row(name, *(_percent(score, measure) for measure in order))
-    Console(file=stream, highlight=False, markup=False, emoji=False, width=110).print(table)
+    width = 90 + max(len(name) for name in scores)  # names are not cut
+    Console(file=stream, highlight=False, markup=False, emoji=False, width=width).print(table)
     for name, score in scores.items():
         counts = score.counts
         print(

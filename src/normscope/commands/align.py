@@ -317,7 +317,7 @@ def _tell(made: Alignments, output: Path | None) -> None:
     err = sys.stderr
     chosen = [("took", made.choices), ("took back", made.reverse_choices)]
     for what, choices in chosen:
-        if choices and made.error:
+        if choices:
             print(f"{what}: {'; '.join(str(choice) for choice in choices)}", file=err)
     empty = sum(one.skipped == "empty" for one in made)
     long = sum(one.skipped == "too long" for one in made)
