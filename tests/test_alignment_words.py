@@ -96,6 +96,13 @@ def test_a_dropped_word_keeps_the_others_indices(kind: str) -> None:
     assert set(side.word_of) == {0, 2, FRAME}
 
 
+def test_a_word_that_normalisation_empties_is_dropped() -> None:
+    # Two spaces in a row would give it a mark of its own.
+    rules = Normalization(replace=(("„", ""),))
+    (side,) = encode_sides(made.metaspace(), [["the", "„", "cats", "„"]], normalization=rules)
+    assert side.dropped == (1, 3)
+
+
 def test_a_special_token_in_the_text_is_a_word() -> None:
     (side,) = encode_sides(wordpiece(pair=False), [["the", "</s>", "cat"]])
     assert side.word_of == [FRAME, 0, 1, 2, FRAME]

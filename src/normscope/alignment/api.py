@@ -70,12 +70,12 @@ class Alignments(Sequence[Alignment]):
     """The worst gap between the parts and the model's own output."""
     score: aer.Score | None = None
     """Against the gold, where it was given."""
-    source: Signature | str = ""
+    how: Signature | str = ""
 
     @property
     def signature(self) -> str:
         """The one line that lets another person get the same links."""
-        return self.source if isinstance(self.source, str) else self.source.text()
+        return self.how if isinstance(self.how, str) else self.how.text()
 
     @property
     def links(self) -> list[Links]:
