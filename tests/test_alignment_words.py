@@ -187,6 +187,17 @@ def test_codes_without_offsets() -> None:
     assert vars(tokenizer) == state
 
 
+def test_marian_reads_the_target_s_code_before_the_source() -> None:
+    tokenizer = made.Slow()
+    tokenizer.supported_language_codes = [">>en<<", ">>fr<<"]
+    (plain,) = encode_sides(tokenizer, [["the", "cat"]])
+    (side,) = encode_sides(tokenizer, [["the", "cat"]], language=">>en<<")
+    code: Any = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(">>en<<"))
+    assert side.ids == [*code, *plain.ids]
+    assert side.word_of == [FRAME] * len(code) + plain.word_of
+    check_language(tokenizer, ">>fr<<", "target")
+
+
 def test_a_wrong_code_is_told_with_the_valid_ones() -> None:
     tokenizer = made.Slow(codes=True)
     check_language(tokenizer, "de", "source")

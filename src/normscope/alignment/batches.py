@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from normscope.alignment.words import FRAME, Side
 from normscope.decomposition.attention import Positions
+from normscope.errors import InputError
 from normscope.shapes import Bool, Float
 
 READINGS = ("awi", "awo")
+BUDGETS = {"cpu": 4096, "cuda": 32768}  # padded tokens of both sides that run at once
 EVERY = 3  # one layer in so many has cells computed again the slow way
 
 
@@ -95,6 +97,15 @@ class Batch:
     def written(self) -> Bool[Tensor, "batch target"]:
         """Rows that are words of which something was written."""
         return next(iter(self.to_target.values())).sum(dim=2) > 0
+
+
+def budget_of(model: Any, given: int | None) -> int:
+    """How many tokens go through a model at once: as given, or what suits its device."""
+    if given is None:
+        return BUDGETS.get(model.device.type, BUDGETS["cpu"])
+    if given < 1:
+        raise InputError(f"the token budget is a number from 1 on, but was given {given}")
+    return given
 
 
 def batches(

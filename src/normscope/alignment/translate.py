@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from normscope.alignment.batches import budget_of
 from normscope.alignment.translator import Translator
 from normscope.alignment.words import Side, encode_sides
 from normscope.runner import evaluating
@@ -17,7 +18,7 @@ def translate(
     source: Sequence[Sequence[str]],
     *,
     beams: int | None = None,
-    budget: int,
+    budget: int | None,
 ) -> list[str]:
     """A translation of each sentence; an empty sentence has an empty one."""
     rows = [row for row in range(len(source)) if source[row]]
@@ -40,7 +41,7 @@ def translate(
         how["forced_bos_token_id"] = first
     order = sorted(range(len(sides)), key=lambda at: len(sides[at].ids), reverse=True)
     while order:
-        size = max(1, budget // (2 * len(sides[order[0]].ids)))
+        size = max(1, budget_of(translator.model, budget) // (2 * len(sides[order[0]].ids)))
         here, order = order[:size], order[size:]
         written = _generate(translator, [sides[at] for at in here], how)
         for at, text in zip(here, written, strict=True):
