@@ -247,6 +247,8 @@ def test_both_directions(marian: Any, back: Any, how: str | None) -> None:
 
 
 def test_symmetrisation_needs_both_directions(marian: Any) -> None:
+    with pytest.raises(InputError, match=r"a prefix names one direction"):
+        linked(SOURCE, TARGET, marian, prefix="a", reverse_model=marian)
     with pytest.raises(InputError, match=r"needs both directions.*--reverse-model"):
         linked(SOURCE, TARGET, marian, symmetrize="union")
     with pytest.raises(InputError, match=r"unknown symmetrization 'both'"):

@@ -180,8 +180,12 @@ def test_whisper_aligns_words_with_frames() -> None:
     assert orders == sorted(orders, reverse=True)
     with pytest.raises(InputError, match=r"times are those of audio"):
         _ = align(SOURCE, TARGET, model_of("bart"), tokenizer(pair=False))[0].times
-    with pytest.raises(InputError, match=r"\(batch, mel, frame\)"):
+    with pytest.raises(InputError, match=r"features are \(batch, mel, frame\), not \(16,\)"):
         align(features[0, 0], TARGET, model, tokenizer(pair=False))
+    with pytest.raises(InputError, match=r"WhisperForConditionalGeneration reads audio features"):
+        align(SOURCE, TARGET, model, tokenizer(pair=False))
+    with pytest.raises(InputError, match=r"BartForConditionalGeneration reads text"):
+        align(features, TARGET, model_of("bart"), tokenizer(pair=False))
 
 
 def test_layers_above_the_last_one_wanted_do_not_run() -> None:

@@ -138,7 +138,7 @@ def align(
             German-English model.
         tokenizer: the model's, where it is given as an object; two of them for two vocabularies.
         map: what is read off the cross-attention: attn_n, attn_w, attn_res_ln_n, …
-        layer: a layer from 0 on, or "auto": chosen without gold data, see `auto`.
+        layer: a layer from 0 on, or "auto": chosen without gold data, for each direction.
         head: a head from 0 on, "sum" for all together, or "auto".
         reading: "awi", "awo" or "auto".
         reverse_model: a model for the other direction, given like ``model``.
@@ -210,6 +210,11 @@ def align(
     if reverse_model is not None:
         if texts is None:
             raise InputError("audio has no other direction: leave reverse_model out")
+        if prefix:
+            raise InputError(
+                "a prefix names one direction, so both cannot be aligned at once: align each by "
+                "itself and put their links together with normscope.alignment.symmetrize"
+            )
         backward = forward.turned(reverse_model, reverse_tokenizer)
         turned = backward.pairs(targets, texts, skip_long=skip_long)
         other = align_direction(backward, turned, targets, texts, settings)

@@ -23,6 +23,7 @@ from normscope.alignment.words import (
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.limits import embedding_table, max_length_of
 from normscope.models import load
+from normscope.runner import accepted_by
 
 Sentences = Sequence[Sequence[str]]
 EMBEDDED = Path(__file__).parent / "model"
@@ -79,6 +80,10 @@ class Translator:
             target: the words of each sentence.
             skip_long: leave out a sentence beyond the model's limit instead of refusing it.
         """
+        listens = "input_features" in accepted_by(self.model)
+        if listens != isinstance(source, Tensor):
+            wants = "audio features (batch, mel, frame)" if listens else "text"
+            raise InputError(f"{type(self.model).__name__} reads {wants} as its source")
         rows = [row for row in range(len(target)) if len(target[row]) > 0 and len(source[row]) > 0]
         made: list[Pair | None] = [None] * len(target)
         if not rows:
