@@ -18,6 +18,8 @@ from typer.core import TyperGroup
 from normscope import export, report
 from normscope.analysis import analyze as run_analysis
 from normscope.analysis import check_maps
+from normscope.commands.aer import aer
+from normscope.commands.align import align, translate_align
 from normscope.commands.corpus import corpus
 from normscope.errors import InputError, NormscopeError
 
@@ -527,6 +529,9 @@ def version(debug: Debug = False) -> None:
 
 
 app.command("corpus")(corpus)
+app.command("align")(align)
+app.command("translate-align")(translate_align)
+app.command("aer")(aer)
 
 
 def main() -> None:
