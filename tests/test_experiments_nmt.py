@@ -22,10 +22,44 @@ from experiments.nmt.model import Record, Shape, Translator, sinusoids, translat
 from experiments.nmt.recipes import RECIPES, Recipe
 from experiments.nmt.subwords import EOS, MARK, PAD, UNK
 
-GERMAN = (
-    "der hund die katze das haus ein mann sieht liebt kauft rot alt klein heute nicht ß".split()
-)
-ENGLISH = "the dog the cat the house a man sees loves buys red old small today not eszett".split()
+GERMAN = [
+    "der",
+    "hund",
+    "die",
+    "katze",
+    "das",
+    "haus",
+    "ein",
+    "mann",
+    "sieht",
+    "liebt",
+    "kauft",
+    "rot",
+    "alt",
+    "klein",
+    "heute",
+    "nicht",
+    "ß",
+]
+ENGLISH = [
+    "the",
+    "dog",
+    "the",
+    "cat",
+    "the",
+    "house",
+    "a",
+    "man",
+    "sees",
+    "loves",
+    "buys",
+    "red",
+    "old",
+    "small",
+    "today",
+    "not",
+    "eszett",
+]
 
 
 def _sentences(count: int, seed: int) -> tuple[list[str], list[str]]:

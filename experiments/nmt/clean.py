@@ -24,8 +24,8 @@ def _batches(
     sides = []
     for side in (source, target):
         ids = torch.from_numpy(side.ids.astype(np.int32)).to(device)
-        lengths = torch.from_numpy(side.lengths.astype(np.int64)).to(device)
-        sides.append((ids, torch.from_numpy(side.starts()).to(device), lengths))
+        counts = torch.from_numpy(side.lengths.astype(np.int64)).to(device)
+        sides.append((ids, torch.from_numpy(side.starts()).to(device), counts))
     lengths = source.lengths.astype(np.int64), target.lengths.astype(np.int64)
     order = np.lexsort((lengths[1], lengths[0]))
     done = 0

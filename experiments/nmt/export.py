@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -120,7 +119,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there in whole or not at all."""
     part = path.with_name(path.name + ".part")
     part.write_bytes(content)
-    os.replace(part, path)
+    part.replace(path)
 
 
 def write_parts(

@@ -47,7 +47,7 @@ def translate(
 def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str] | None:
     """Corpus BLEU of tokenised lower-cased text, with sacrebleu's signature; None without it."""
     try:
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
     except ImportError:
         return None
     metric = BLEU(tokenize="none", force=True)  # the text is tokenised already
