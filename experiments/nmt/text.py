@@ -71,7 +71,7 @@ def read_pairs(paths: list[Path], *, two_files: bool) -> Iterator[tuple[str, str
 
 
 def _tokenize(job: tuple[str, list[str]]) -> list[str]:
-    from sacremoses import MosesTokenizer  # type: ignore[import-untyped]
+    from sacremoses import MosesTokenizer
 
     language, lines = job
     moses = MosesTokenizer(language)
