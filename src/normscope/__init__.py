@@ -4,6 +4,8 @@ An attention head outputs Σ_j α_j f(x_j). normscope measures the vectors α_j 
 exactly, in any unmodified transformers model.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from normscope.analysis import analyze, analyze_inputs
 from normscope.arrays import LabelledArray
 from normscope.capture import Capture, capture
@@ -21,6 +23,9 @@ from normscope.properties import expansion_rate, layernorm_scale, singular_value
 from normscope.reductions import Reductions
 from normscope.tokens import Tokens
 
+if TYPE_CHECKING:
+    from normscope.alignment.api import align, translate_align
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -36,6 +41,7 @@ __all__ = [
     "Reductions",
     "Tokens",
     "UnsupportedModelError",
+    "align",
     "amplification",
     "analyze",
     "analyze_inputs",
@@ -45,4 +51,14 @@ __all__ = [
     "layernorm_scale",
     "load",
     "singular_values",
+    "translate_align",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Names whose modules are imported when they are first used."""
+    if name in ("align", "translate_align"):
+        from normscope.alignment import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

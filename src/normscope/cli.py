@@ -18,6 +18,8 @@ from typer.core import TyperGroup
 from normscope import export, report
 from normscope.analysis import analyze as run_analysis
 from normscope.analysis import check_maps
+from normscope.commands.aer import aer
+from normscope.commands.align import align, translate_align
 from normscope.errors import InputError, NormscopeError
 
 INTERRUPTED = 130  # the status that Ctrl-C gives, to typer too
@@ -523,6 +525,11 @@ def version(debug: Debug = False) -> None:
     # Asked of the installed files: importing it takes seconds.
     print(f"transformers {installed('transformers')}")
     print(f"python {platform.python_version()}")
+
+
+app.command("align")(align)
+app.command("translate-align")(translate_align)
+app.command("aer")(aer)
 
 
 def main() -> None:

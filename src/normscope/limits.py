@@ -68,7 +68,7 @@ def check_fits(
     With `encoded`, its ids (and token types) are checked: a tokenizer may know a few added tokens
     that the model does not, as long as the text has none. Without, the tokenizer's vocabulary is.
     """
-    table = _embedding_table(model, as_target=as_target)
+    table = embedding_table(model, as_target=as_target)
     if table is None:  # a model without token ids has nothing to compare
         return
     rows, size = table.shape[0], tokenizer.vocab_size
@@ -90,7 +90,7 @@ def check_fits(
         )
 
 
-def _embedding_table(model: PreTrainedModel, *, as_target: bool) -> Tensor | None:
+def embedding_table(model: PreTrainedModel, *, as_target: bool) -> Tensor | None:
     """The token embeddings (id, hidden) of the side that reads the text, if the model has any."""
     part: Any = model
     if as_target and model.config.is_encoder_decoder and hasattr(model, "get_decoder"):

@@ -113,8 +113,8 @@ def encode(
     if text_pair is not None:
         _check_text("text_pair", text_pair)
     texts = (text,) if text_pair is None else (text, text_pair)
-    with _state_kept(tokenizer):
-        _choose_side(tokenizer, as_target=as_target)
+    with state_kept(tokenizer):
+        choose_side(tokenizer, as_target=as_target)
         encoding = _call(tokenizer, texts, as_target=as_target)
         if max_length is not None and (length := len(encoding["input_ids"])) > max_length:
             if not truncate:
@@ -184,7 +184,7 @@ def _check_text(name: str, text: object) -> None:
 
 
 @contextmanager
-def _state_kept(tokenizer: Tokenizer) -> Iterator[None]:
+def state_kept(tokenizer: Tokenizer) -> Iterator[None]:
     """Whatever a call changes in the tokenizer is as before afterwards, also after an exception.
 
     A plain call without truncation drops the truncation and padding saved in tokenizer.json, and
@@ -216,11 +216,11 @@ def _state_kept(tokenizer: Tokenizer) -> Iterator[None]:
                 backend.encode_special_tokens = whole
 
 
-def _choose_side(tokenizer: Tokenizer, *, as_target: bool) -> None:
+def choose_side(tokenizer: Tokenizer, *, as_target: bool) -> None:
     """Give a tokenizer with two vocabularies (FSMT, some Marian) the one of this side.
 
     FSMT writes ids with the source's vocabulary and reads them with the target's, on both sides.
-    Called inside `_state_kept`, which undoes it.
+    Called inside `state_kept`, which undoes it.
     """
     it: Any = tokenizer
     if it.is_fast or not ("tgt_vocab_file" in vars(it) or getattr(it, "separate_vocabs", False)):

@@ -1,0 +1,192 @@
+"""Sentence pairs as tensors: what the decoder reads, and how pieces become words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.alignment.words import FRAME, Side
+from normscope.decomposition.attention import Positions
+from normscope.shapes import Bool, Float
+
+READINGS = ("awi", "awo")
+EVERY = 3  # one layer in so many has cells computed again the slow way
+
+
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """One sentence pair as the model sees it."""
+
+    source: Side | Tensor  # the audio features of a model that listens
+    target: Side
+    start: int  # what the decoder reads first
+
+    @property
+    def keys(self) -> int:
+        """How many positions the encoder reads."""
+        return len(self.source.ids) if isinstance(self.source, Side) else self.source.shape[-1]
+
+    @property
+    def read(self) -> list[int]:
+        """What the decoder reads: the step after the last word must be there for ``awi``."""
+        ids, last = self.target.ids, self.target.word_of[-1] == FRAME
+        return [self.start, *(ids[:-1] if last else ids)]
+
+
+def pair_of(model: Any, source: Side | Tensor, target: Side) -> Pair:
+    """A pair with the start token that the model's own training gives it."""
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    start = getattr(model.config, "decoder_start_token_id", None)
+    if prepare is not None:
+        labels = torch.tensor([target.ids], device=model.device)
+        start = int(prepare(labels)[0, 0])
+    start = target.ids[-1] if start is None else start
+    if target.word_of[0] == FRAME and target.ids[0] == start:  # Whisper's text begins with it
+        target = replace(target, ids=target.ids[1:], word_of=target.word_of[1:])
+    return Pair(source, target, start)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Some pairs as tensors, and how pieces make words."""
+
+    rows: list[int]  # which pairs these are
+    inputs: dict[str, Tensor]
+    queries: Bool[Tensor, "batch query"]
+    keys: Bool[Tensor, "batch key"] | None  # None: all of them are real
+    to_source: Float[Tensor, "batch key source"] | None  # None: every key is a word
+    to_target: dict[str, Float[Tensor, "batch target query"]]  # by reading
+    sources: list[int]  # words of each
+    targets: list[int]
+
+    @cached_property
+    def positions(self) -> Positions:
+        """Which are real, and the cells that are computed again."""
+        keys = self.keys
+        if keys is None:
+            count = self.inputs["input_features"].shape[-1] // 2  # Whisper's second convolution
+            keys = torch.ones(len(self.rows), count, dtype=torch.bool, device=self.queries.device)
+        return Positions(self.queries, keys, EVERY)
+
+    def words(
+        self, values: Float[Tensor, "batch channel query key"], reading: str
+    ) -> Float[Tensor, "batch channel target source"]:
+        """The same for words; the last source is the frame."""
+        if self.to_source is not None:
+            values = values @ self.to_source.unsqueeze(1).to(values.dtype)
+        return self.to_target[reading].unsqueeze(1).to(values.dtype) @ values
+
+    def absent(self) -> Bool[Tensor, "batch source"] | None:
+        """Columns that are no word of a sentence, or one that its tokenizer dropped."""
+        return None if self.to_source is None else self.to_source.sum(dim=1) == 0
+
+    def written(self) -> Bool[Tensor, "batch target"]:
+        """Rows that are words of which something was written."""
+        return next(iter(self.to_target.values())).sum(dim=2) > 0
+
+
+def batches(
+    model: Any,
+    pairs: Sequence[Pair],
+    readings: Sequence[str],
+    *,
+    padding: int,
+    budget: int,
+    rows: Sequence[int] | None = None,
+) -> Iterator[Batch]:
+    """Pairs of like lengths together, longest first, as many as the budget of tokens holds."""
+    chosen = range(len(pairs)) if rows is None else rows
+    lengths = {row: (len(pairs[row].read), _tokens(pairs[row].source)) for row in chosen}
+    here: list[int] = []
+    most = [0, 0]
+    for row in sorted(chosen, key=lambda row: lengths[row], reverse=True):
+        longest = [max(a, b) for a, b in zip(most, lengths[row], strict=True)]
+        if here and (len(here) + 1) * sum(longest) > budget:
+            yield batch_of(model, pairs, here, readings, padding)
+            here, longest = [], list(lengths[row])
+        here, most = [*here, row], longest
+    if here:
+        yield batch_of(model, pairs, here, readings, padding)
+
+
+def batch_of(
+    model: Any, pairs: Sequence[Pair], rows: list[int], readings: Sequence[str], padding: int
+) -> Batch:
+    """Some pairs together, padded on the right."""
+    some, device = [pairs[row] for row in rows], model.device
+    read, mask = _padded([pair.read for pair in some], padding)
+    inputs = {"decoder_input_ids": read, "decoder_attention_mask": mask}
+    keys = to_source = None
+    sources = []
+    sides = [pair.source for pair in some if isinstance(pair.source, Side)]
+    if sides:
+        ids, keys = _padded([side.ids for side in sides], padding)
+        inputs |= {"input_ids": ids, "attention_mask": keys}
+        sources = [side.words for side in sides]
+        to_source = _to_source(sides, ids.shape[1], max(sources)).to(device)
+    else:
+        features = [pair.source for pair in some if isinstance(pair.source, Tensor)]
+        inputs["input_features"] = torch.stack(features).to(parameter_of(model).dtype)
+    targets = [pair.target for pair in some]
+    return Batch(
+        rows,
+        {name: tensor.to(device) for name, tensor in inputs.items()},
+        mask.bool().to(device),
+        None if keys is None else keys.bool().to(device),
+        to_source,
+        {
+            reading: _to_target(targets, read.shape[1], reading == "awi").to(device)
+            for reading in readings
+        },
+        sources,
+        [side.words for side in targets],
+    )
+
+
+def parameter_of(model: nn.Module) -> nn.Parameter:
+    """Any parameter: models here are of one dtype and on one device."""
+    return next(model.parameters())
+
+
+def _tokens(source: Side | Tensor) -> int:
+    return len(source.ids) if isinstance(source, Side) else int(source.shape[-1]) // 2
+
+
+def _padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor]:
+    """Ids and their mask, padded on the right."""
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return ids, mask
+
+
+def _to_source(sides: Sequence[Side], keys: int, words: int) -> Float[Tensor, "batch key source"]:
+    """1 where a piece belongs to a word; the last word is the frame."""
+    made = torch.zeros(len(sides), keys, words + 1, dtype=torch.float64)
+    row = torch.tensor([b for b, side in enumerate(sides) for _ in side.ids])
+    piece = torch.tensor([k for side in sides for k in range(len(side.ids))])
+    word = torch.tensor([words if w == FRAME else w for side in sides for w in side.word_of])
+    made[row, piece, word] = 1
+    return made
+
+
+def _to_target(
+    sides: Sequence[Side], queries: int, shifted: bool
+) -> Float[Tensor, "batch target query"]:
+    """1/pieces at the steps of a word's pieces: those that write them, or those that read them."""
+    made = torch.zeros(len(sides), max(side.words for side in sides), queries, dtype=torch.float64)
+    places = [
+        (b, word, step + shifted)
+        for b, side in enumerate(sides)
+        for step, word in enumerate(side.word_of)
+        if word != FRAME
+    ]
+    if places:
+        row, word, step = torch.tensor(places).T
+        made[row, word, step] = 1
+    return made / made.sum(dim=2, keepdim=True).clamp_min(1)

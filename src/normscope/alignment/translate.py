@@ -1,0 +1,73 @@
+"""The model's own translation, by its own generate()."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from normscope.alignment.translator import Translator
+from normscope.alignment.words import Side, encode_sides, split
+from normscope.runner import evaluating
+
+
+def translate(
+    translator: Translator,
+    source: Sequence[Sequence[str]],
+    *,
+    beams: int | None = None,
+    budget: int,
+) -> list[list[str]]:
+    """The words of a translation of each sentence; an empty sentence has an empty one."""
+    rows = [row for row in range(len(source)) if source[row]]
+    made: list[list[str]] = [[] for _ in source]
+    if not rows:
+        return made
+    marian = bool(getattr(translator.source, "supported_language_codes", None))
+    sides = encode_sides(
+        translator.source,
+        [source[row] for row in rows],
+        language=translator.target_lang if marian else translator.source_lang,
+        prefix=translator.prefix,
+        normalization=translator.about.normalization,
+    )
+    for row, side in zip(rows, sides, strict=True):
+        translator.fits(side, "source", row, False)
+    how: dict[str, Any] = {} if beams is None else {"num_beams": beams}
+    if (first := _first(translator)) is not None:
+        how["forced_bos_token_id"] = first
+    order = sorted(range(len(sides)), key=lambda at: len(sides[at].ids), reverse=True)
+    while order:
+        size = max(1, budget // (2 * len(sides[order[0]].ids)))
+        here, order = order[:size], order[size:]
+        written = _generate(translator, [sides[at] for at in here], how)
+        for at, text in zip(here, written, strict=True):
+            made[rows[at]] = split(text)
+    return made
+
+
+def _first(translator: Translator) -> int | None:
+    """The language code that a multilingual decoder must begin with."""
+    target, code = translator.target, translator.target_lang
+    if code is None or getattr(target, "supported_language_codes", None):
+        return None
+    known = getattr(target, "lang_code_to_id", None)
+    if known:
+        return int(known[code])
+    return int(target.convert_tokens_to_ids(code)) if hasattr(target, "src_lang") else None
+
+
+def _generate(translator: Translator, sides: Sequence[Side], how: dict[str, Any]) -> list[str]:
+    model = translator.model
+    longest = max(len(side.ids) for side in sides)
+    ids = [[*side.ids, *[translator.padding] * (longest - len(side.ids))] for side in sides]
+    mask = [[1] * len(side.ids) + [0] * (longest - len(side.ids)) for side in sides]
+    with evaluating(model), torch.no_grad():
+        made = model.generate(
+            input_ids=torch.tensor(ids, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            **how,
+        )
+    written: list[str] = translator.target.batch_decode(made, skip_special_tokens=True)
+    return written
