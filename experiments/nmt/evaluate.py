@@ -45,8 +45,10 @@ def percent(gold: Sequence[Links], found: Sequence[Links]) -> float:
     return round(100 * score(gold, found).aer, 2)
 
 
-def correlations(one: Sequence[float], other: Sequence[float]) -> dict[str, float]:
-    """Spearman's and Pearson's."""
+def correlations(one: Sequence[float], other: Sequence[float]) -> dict[str, float | None]:
+    """Spearman's and Pearson's; None where all values of a side are the same."""
+    if min(np.ptp(one), np.ptp(other)) == 0:
+        return {"spearman": None, "pearson": None}
 
     def ranks(values: Sequence[float]) -> NDArray[np.float64]:
         _, place, count = np.unique(values, return_inverse=True, return_counts=True)
@@ -269,6 +271,8 @@ def both_directions(
     result: dict[str, Any] = {}
     for map_name in MAPS:
         for rule in ("best_layer", "largest_norm_layer", "best_head"):
+            if rule == "largest_norm_layer" and map_name == "weights":
+                continue  # weights add up to 1 in every layer
             picked = []
             for part, found in zip(parts, links, strict=True):
                 place = part[map_name]["awi"][rule]
