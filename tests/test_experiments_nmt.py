@@ -344,7 +344,7 @@ def _slow_rates(
         with torch.no_grad():
             memory = model.encode(torch.tensor([[*sides[0].ids, EOS]]))
             model.decode(torch.tensor([[EOS, *sides[1].ids]]), memory, None, record)
-        words.append([side.word_ids for side in sides])
+        words.append([[int(word or 0) for word in side.word_ids] for side in sides])
         for layer in range(3):
             alpha, f = record.alpha[layer][0], record.transformed[layer][0]
             parts = torch.einsum("hqk,hkd->hqkd", alpha, f)
@@ -471,8 +471,8 @@ def test_evaluation_and_report(corpus: pack.Pack, tmp_path: Path, capsys: Any) -
     """The library's aligner and the dense AER of training agree on every candidate."""
     source, target = _sentences(12, 11)
     links = []
-    for one in source:
-        count = one.count(" ") + 1
+    for line in source:
+        count = line.count(" ") + 1
         links.append(" ".join(f"{n + 1}{'-p'[n % 2]}{count - n}" for n in range(count)))
     for name, lines in (("s", source), ("t", target), ("links.talp", links)):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -487,8 +487,8 @@ def test_evaluation_and_report(corpus: pack.Pack, tmp_path: Path, capsys: Any) -
         mine = corpus.direction(name)
         train.run_training(mine, _training(mine), options)
         model, tokenizers, _ = export.read_parts(tmp_path / name)
-        paths = [Path(path) for path in more]
-        made = gold.read_gold(*paths, tokenizers, turned=name == "en-de")
+        one, other, third = (Path(path) for path in more)
+        made = gold.read_gold(one, other, third, tokenizers, turned=name == "en-de")
         tables[name] = gold.error_rates(model, made)
     output = tmp_path / "out"
     evaluate.main(

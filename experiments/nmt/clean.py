@@ -37,8 +37,8 @@ def _batches(
         done += len(chosen)
         index = torch.from_numpy(chosen).to(device)
         found = []
-        for (ids, starts, counts), side in zip(sides, lengths, strict=True):
-            steps = torch.arange(int(side[chosen].max()), device=device)
+        for (ids, starts, counts), each in zip(sides, lengths, strict=True):
+            steps = torch.arange(int(each[chosen].max()), device=device)
             places = (starts[index][:, None] + steps).clamp(max=len(ids) - 1)
             found.append(torch.where(steps < counts[index][:, None], ids[places], -1))
         yield index, found[0], found[1]

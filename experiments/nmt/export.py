@@ -209,7 +209,7 @@ def write_folder(
     """
     from transformers import GenerationConfig, MarianMTModel, PreTrainedTokenizerFast
 
-    marian = MarianMTModel(marian_config(model.shape))
+    marian: Any = MarianMTModel(marian_config(model.shape))
     missing, unexpected = marian.load_state_dict(to_marian(model), strict=False)
     allowed = {"final_logits_bias", "lm_head.weight"} if model.shape.tied else {"final_logits_bias"}
     left = [name for name in missing if name not in allowed and "embed_positions" not in name]
