@@ -96,6 +96,13 @@ def test_a_dropped_word_keeps_the_others_indices(kind: str) -> None:
     assert set(side.word_of) == {0, 2, FRAME}
 
 
+def test_a_word_that_normalisation_empties_is_dropped() -> None:
+    # Two spaces in a row would give it a mark of its own.
+    rules = Normalization(replace=(("„", ""),))
+    (side,) = encode_sides(made.metaspace(), [["the", "„", "cats", "„"]], normalization=rules)
+    assert side.dropped == (1, 3)
+
+
 def test_a_special_token_in_the_text_is_a_word() -> None:
     (side,) = encode_sides(wordpiece(pair=False), [["the", "</s>", "cat"]])
     assert side.word_of == [FRAME, 0, 1, 2, FRAME]
@@ -178,6 +185,17 @@ def test_codes_without_offsets() -> None:
     assert side.ids[0] == tokenizer.lang_code_to_id["en"]
     assert side.word_of == [FRAME, 0, 0, 0, 1, 1, 1, FRAME]
     assert vars(tokenizer) == state
+
+
+def test_marian_reads_the_target_s_code_before_the_source() -> None:
+    tokenizer = made.Slow()
+    tokenizer.supported_language_codes = [">>en<<", ">>fr<<"]
+    (plain,) = encode_sides(tokenizer, [["the", "cat"]])
+    (side,) = encode_sides(tokenizer, [["the", "cat"]], language=">>en<<")
+    code: Any = tokenizer.convert_tokens_to_ids(tokenizer.tokenize(">>en<<"))
+    assert side.ids == [*code, *plain.ids]
+    assert side.word_of == [FRAME] * len(code) + plain.word_of
+    check_language(tokenizer, ">>fr<<", "target")
 
 
 def test_a_wrong_code_is_told_with_the_valid_ones() -> None:

@@ -21,7 +21,7 @@ from normscope.alignment.auto import (
     survey,
 )
 from normscope.alignment.batches import READINGS, Batch, Pair
-from normscope.alignment.extract import BUDGET, Choice, Consume, Extractor, Head, cross_shape
+from normscope.alignment.extract import Choice, Consume, Extractor, Head, cross_shape
 from normscope.alignment.gradients import Gradients, gradient_maps
 from normscope.alignment.links import Links
 from normscope.alignment.translator import Translator
@@ -43,7 +43,7 @@ class Settings:
     combine: int = 1  # so many of the best candidates are averaged, rows as shares
     criterion: str = DEFAULT
     sample: int = SAMPLE
-    budget: int = BUDGET
+    budget: int | None = None
     soft: bool = False
     gradients: Gradients | None = None  # instead of attention
 

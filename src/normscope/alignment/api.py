@@ -16,7 +16,7 @@ from normscope.alignment import aer, gradients, statistical
 from normscope.alignment.aligner import Direction, Settings, align_direction
 from normscope.alignment.auto import DEFAULT, SAMPLE, Candidate
 from normscope.alignment.batches import Pair, parameter_of
-from normscope.alignment.extract import BUDGET, Choice
+from normscope.alignment.extract import Choice
 from normscope.alignment.files import check_links, read_links
 from normscope.alignment.links import Links
 from normscope.alignment.symmetrize import SYMMETRIZATIONS, symmetrize_links
@@ -70,12 +70,12 @@ class Alignments(Sequence[Alignment]):
     """The worst gap between the parts and the model's own output."""
     score: aer.Score | None = None
     """Against the gold, where it was given."""
-    source: Signature | str = ""
+    how: Signature | str = ""
 
     @property
     def signature(self) -> str:
         """The one line that lets another person get the same links."""
-        return self.source if isinstance(self.source, str) else self.source.text()
+        return self.how if isinstance(self.how, str) else self.how.text()
 
     @property
     def links(self) -> list[Links]:
@@ -119,7 +119,7 @@ def align(
     noise: float = 0.15,
     seed: int = 0,
     skip_long: bool = False,
-    budget: int = BUDGET,
+    budget: int | None = None,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
@@ -159,6 +159,7 @@ def align(
         seed: of the noise.
         skip_long: leave pairs beyond the model's limit without links instead of refusing them.
         budget: padded tokens that go through the model at once; it bounds the memory.
+            Without it, 4096 on a CPU and 32768 on a GPU.
         device: where a model that is given by name goes.
         dtype: in which a model that is given by name computes.
         revision: of a model on the hub.
@@ -228,7 +229,7 @@ def translate_align(
     *,
     words: str = "space",
     beams: int | None = None,
-    budget: int = BUDGET,
+    budget: int | None = None,
     **options: Any,
 ) -> Alignments:
     """Let the model translate, then align its translation with the source.

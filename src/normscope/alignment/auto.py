@@ -34,7 +34,7 @@ FEATURES = (
     "lexical",
 )
 DEFAULT = "lexical"
-STEM = 6  # characters of a word that Model 1 looks at: a sample is small
+STEM = 4  # characters of a word that Model 1 looks at: a sample is small
 ITERATIONS = 6
 SAME = 9.0  # how much likelier equal words are, before anything is counted
 

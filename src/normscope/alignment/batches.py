@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from normscope.alignment.words import FRAME, Side
 from normscope.decomposition.attention import Positions
+from normscope.errors import InputError
 from normscope.shapes import Bool, Float
 
 READINGS = ("awi", "awo")
+BUDGETS = {"cpu": 4096, "cuda": 32768}  # padded tokens of both sides that run at once
 EVERY = 3  # one layer in so many has cells computed again the slow way
 
 
@@ -38,14 +40,21 @@ class Pair:
         return [self.start, *(ids[:-1] if last else ids)]
 
 
-def pair_of(model: Any, source: Side | Tensor, target: Side) -> Pair:
-    """A pair with the start token that the model's own training gives it."""
-    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    start = getattr(model.config, "decoder_start_token_id", None)
-    if prepare is not None:
-        labels = torch.tensor([target.ids], device=model.device)
-        start = int(prepare(labels)[0, 0])
-    start = target.ids[-1] if start is None else start
+def pair_of(
+    model: Any, source: Side | Tensor, target: Side, starts: dict[int, int] | None = None
+) -> Pair:
+    """A pair with the start token that the model's own training gives it.
+
+    ``starts`` remembers it by the last token, on which it depends where it depends on any.
+    """
+    starts = {} if starts is None else starts
+    if (last := target.ids[-1]) not in starts:
+        prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+        given = getattr(model.config, "decoder_start_token_id", None)
+        if prepare is not None:
+            given = int(prepare(torch.tensor([target.ids], device=model.device))[0, 0])
+        starts[last] = last if given is None else given
+    start = starts[last]
     if target.word_of[0] == FRAME and target.ids[0] == start:  # Whisper's text begins with it
         target = replace(target, ids=target.ids[1:], word_of=target.word_of[1:])
     return Pair(source, target, start)
@@ -88,6 +97,15 @@ class Batch:
     def written(self) -> Bool[Tensor, "batch target"]:
         """Rows that are words of which something was written."""
         return next(iter(self.to_target.values())).sum(dim=2) > 0
+
+
+def budget_of(model: Any, given: int | None) -> int:
+    """How many tokens go through a model at once: as given, or what suits its device."""
+    if given is None:
+        return BUDGETS.get(model.device.type, BUDGETS["cpu"])
+    if given < 1:
+        raise InputError(f"the token budget is a number from 1 on, but was given {given}")
+    return given
 
 
 def batches(
@@ -159,10 +177,11 @@ def _tokens(source: Side | Tensor) -> int:
 
 def _padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor]:
     """Ids and their mask, padded on the right."""
-    longest = max(len(row) for row in rows)
-    ids = torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
-    return ids, mask
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    ids = torch.full(mask.shape, filler)
+    ids[mask] = torch.tensor([one for row in rows for one in row])
+    return ids, mask.long()
 
 
 def _to_source(sides: Sequence[Side], keys: int, words: int) -> Float[Tensor, "batch key source"]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.alignment.batches import Batch, Pair, batches, parameter_of
+from normscope.alignment.batches import Batch, Pair, batches, budget_of, parameter_of
 from normscope.capture import Capture, capture
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.attention import MAPS, AttentionDecomposition, Positions
@@ -26,7 +26,6 @@ from normscope.kernels import Scratch
 from normscope.maps import NAMES, Map, attention_maps, available, bound_of, each_head, layer_maps
 from normscope.runner import evaluating
 
-BUDGET = 4096  # padded tokens, source and target, that go through the model at once
 Head = int | None  # None: all heads together
 
 
@@ -55,12 +54,11 @@ class Extractor:
         map: str = "attn_n",
         *,
         padding: int = 0,
-        budget: int = BUDGET,
+        budget: int | None = None,
     ) -> None:
         check_map(model, map)
-        if budget < 1:
-            raise InputError(f"the token budget is a number from 1 on, but was given {budget}")
-        self.model, self.map, self.padding, self.budget = model, map, padding, budget
+        self.model, self.map, self.padding = model, map, padding
+        self.budget = budget_of(model, budget)
         self.whole_layers = map not in MAPS
         self.error = 0.0
         self.scratch = Scratch()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.alignment.batches import Batch, Pair, batches
+from normscope.alignment.batches import Batch, Pair, batches, budget_of
 from normscope.alignment.extract import Consume
 from normscope.errors import InputError
 from normscope.runner import evaluating
@@ -51,12 +51,12 @@ def gradient_maps(
     settings: Gradients,
     *,
     padding: int,
-    budget: int,
+    budget: int | None,
     rows: Sequence[int] | None = None,
 ) -> None:
     """Give (batch, 0, (None,), values) to ``consume`` as an `Extractor` does."""
     copies = settings.copies if settings.method == "smoothgrad" else 1
-    room = max(1, budget // copies)
+    room = max(1, budget_of(model, budget) // copies)
     noise = torch.Generator().manual_seed(settings.seed)
     with evaluating(model):
         for batch in batches(model, pairs, ("awo",), padding=padding, budget=room, rows=rows):
@@ -95,14 +95,14 @@ def _gradients(
             found = []
             for step in range(chances.shape[1]):
                 (slope,) = torch.autograd.grad(chances[:, step].sum(), kept[0], retain_graph=True)
-                found.append(slope.double().unflatten(0, (-1, copies)))
+                found.append(slope.double().unflatten(0, (-1, copies)).mean(dim=1))
     finally:
         hook.remove()
-    slopes = torch.stack(found, dim=1)  # batch query copy key hidden
+    slopes = torch.stack(found, dim=1)  # batch query key hidden
     if not smooth:
-        return slopes[:, :, 0].abs().mean(dim=-1) * batch.keys[:, None, :]
+        return slopes.abs().mean(dim=-1) * batch.keys[:, None, :]
     points = kept[0].detach().double().unflatten(0, (-1, copies)).mean(dim=1)
-    made = (slopes.mean(dim=2) * points.unsqueeze(1)).sum(dim=-1).abs()
+    made = (slopes * points.unsqueeze(1)).sum(dim=-1).abs()
     return made * batch.keys[:, None, :]
 
 

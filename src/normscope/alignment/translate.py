@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from normscope.alignment.batches import budget_of
 from normscope.alignment.translator import Translator
-from normscope.alignment.words import Side, encode_sides, split
+from normscope.alignment.words import Side, encode_sides
 from normscope.runner import evaluating
 
 
@@ -17,11 +18,11 @@ def translate(
     source: Sequence[Sequence[str]],
     *,
     beams: int | None = None,
-    budget: int,
-) -> list[list[str]]:
-    """The words of a translation of each sentence; an empty sentence has an empty one."""
+    budget: int | None,
+) -> list[str]:
+    """A translation of each sentence; an empty sentence has an empty one."""
     rows = [row for row in range(len(source)) if source[row]]
-    made: list[list[str]] = [[] for _ in source]
+    made = [""] * len(source)
     if not rows:
         return made
     marian = bool(getattr(translator.source, "supported_language_codes", None))
@@ -32,18 +33,19 @@ def translate(
         prefix=translator.prefix,
         normalization=translator.about.normalization,
     )
+    check = translator.check("source")
     for row, side in zip(rows, sides, strict=True):
-        translator.fits(side, "source", row, False)
+        check(side, row, False)
     how: dict[str, Any] = {} if beams is None else {"num_beams": beams}
     if (first := _first(translator)) is not None:
         how["forced_bos_token_id"] = first
     order = sorted(range(len(sides)), key=lambda at: len(sides[at].ids), reverse=True)
     while order:
-        size = max(1, budget // (2 * len(sides[order[0]].ids)))
+        size = max(1, budget_of(translator.model, budget) // (2 * len(sides[order[0]].ids)))
         here, order = order[:size], order[size:]
         written = _generate(translator, [sides[at] for at in here], how)
         for at, text in zip(here, written, strict=True):
-            made[rows[at]] = split(text)
+            made[rows[at]] = text
     return made
 
 

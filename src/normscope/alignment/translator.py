@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,11 +92,12 @@ class Translator:
         else:
             language = self.target_lang if marian else self.source_lang
             read = self._encode(self.source, [source[row] for row in rows], False, language)
+        checks = {side: self.check(side) for side in ("source", "target")}
+        starts: dict[int, int] = {}
         for row, one, other in zip(rows, read, wrote, strict=True):
-            sides = [(one, "source")] if isinstance(one, Side) else []
-            fits = [self.fits(*side, row, skip_long) for side in [*sides, (other, "target")]]
-            if all(fits):
-                made[row] = pair_of(self.model, one, other)
+            fits = not isinstance(one, Side) or checks["source"](one, row, skip_long)
+            if checks["target"](other, row, skip_long) and fits:
+                made[row] = pair_of(self.model, one, other, starts)
         return made
 
     def _encode(
@@ -112,26 +113,35 @@ class Translator:
             normalization=self.about.normalization,
         )
 
-    def fits(self, side: Side, name: str, row: int, skip_long: bool) -> bool:
+    def check(self, name: str) -> Callable[[Side, int, bool], bool]:
+        """A function that says whether a sentence fits the model, and refuses one that does not.
+
+        It takes the sentence, its number from 0, and whether one that is too long is left out.
+        """
         as_target = name == "target"
         tokenizer = self.target if as_target else self.source
         limit = max_length_of(self.model.config, tokenizer, as_target=as_target)
         table = embedding_table(self.model, as_target=as_target)
-        if table is not None and max(side.ids) >= table.shape[0]:
-            raise InputError(
-                f"{name} sentence {row + 1}: the tokenizer ({type(tokenizer).__name__}) gives id "
-                f"{max(side.ids)}, and the model has {table.shape[0]} embedding rows; use the "
-                "tokenizer that was saved with the model"
-            )
-        if limit is None or len(side.ids) <= limit:
-            return True
-        if not skip_long:
-            raise InputError(
-                f"{name} sentence {row + 1} gives {len(side.ids)} tokens, and the model takes at "
-                f"most {limit}; split it in both texts, or leave such pairs without links with "
-                "skip_long=True (--skip-long)"
-            )
-        return False
+        size = None if table is None else table.shape[0]
+
+        def check(side: Side, row: int, skip_long: bool) -> bool:
+            if size is not None and max(side.ids) >= size:
+                raise InputError(
+                    f"{name} sentence {row + 1}: the tokenizer ({type(tokenizer).__name__}) gives "
+                    f"id {max(side.ids)}, and the model has {size} embedding rows; use the "
+                    "tokenizer that was saved with the model"
+                )
+            if limit is None or len(side.ids) <= limit:
+                return True
+            if not skip_long:
+                raise InputError(
+                    f"{name} sentence {row + 1} gives {len(side.ids)} tokens, and the model takes "
+                    f"at most {limit}; split it in both texts, or leave such pairs without links "
+                    "with skip_long=True (--skip-long)"
+                )
+            return False
+
+        return check
 
 
 def translator(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,37 +200,32 @@ def encode_sides(
 def _by_offsets(
     tokenizer: Any, sentences: Sequence[Sequence[str]], prefix: str, *, as_target: bool
 ) -> list[Side]:
-    texts, owners = [], []
+    texts, begins = [], []  # where each word of a text begins, the space before it included
     for words in sentences:
+        there = [(at, word) for at, word in enumerate(words) if word]
         text = prefix
-        owner = [FRAME] * len(prefix)  # the word of each character
-        for at, word in enumerate(words):
-            if text:
-                text += " "
-                owner.append(at)  # the mark of a word's beginning may stand for the space
-            text += word
-            owner += [at] * len(word)
+        starts = []
+        for _, word in there:
+            starts.append(len(text))
+            text += f" {word}" if text else word
         texts.append(text)
-        owners.append(owner)
+        begins.append((starts, [FRAME, *(at for at, _ in there)]))
     encoding = tokenizer(
         **{"text_target" if as_target else "text": texts},
         return_special_tokens_mask=True,
         return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
         verbose=False,  # or transformers warns of lengths that are checked later
     )
     sides = []
-    for row, (words, owner, text) in enumerate(zip(sentences, owners, texts, strict=True)):
-        word_of = []
+    for row, (words, (starts, owners)) in enumerate(zip(sentences, begins, strict=True)):
         framing = encoding["special_tokens_mask"][row]
-        for special, (start, end) in zip(framing, encoding["offset_mapping"][row], strict=True):
-            while start < end - 1 and text[start] == " ":
-                start += 1
-            if special:
-                word_of.append(FRAME)
-            elif start < len(owner):
-                word_of.append(owner[start])
-            else:
-                word_of.append(len(words) - 1)
+        # A mark that stands for the space before a word begins where that word does.
+        word_of = [
+            FRAME if special else owners[bisect_right(starts, start)]
+            for special, (start, _) in zip(framing, encoding["offset_mapping"][row], strict=True)
+        ]
         sides.append(Side(list(encoding["input_ids"][row]), word_of, len(words)))
     return sides
 

@@ -90,7 +90,13 @@ SkipLong = Annotated[
     typer.Option("--skip-long", help="Leave pairs beyond the model's limit without links."),
 ]
 Budget = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Tokens that go through the model at once.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Tokens that go through the model at once; they bound the memory. Without it, 4096 "
+        "on a CPU and 32768 on a GPU.",
+    ),
 ]
 Device = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps. Without it, cpu.")
@@ -147,7 +153,7 @@ def align(
     combine: Combine = 1,
     soft: Soft = False,
     skip_long: SkipLong = False,
-    budget: Budget = 4096,
+    budget: Budget = None,
     device: Device = None,
     dtype: Dtype = None,
     output: Output = None,
@@ -213,7 +219,7 @@ def translate_align(
     prefix: Prefix = "",
     combine: Combine = 1,
     soft: Soft = False,
-    budget: Budget = 4096,
+    budget: Budget = None,
     device: Device = None,
     dtype: Dtype = None,
     translation: Annotated[

@@ -1,0 +1,84 @@
+"""Pictures of alignments: what is drawn, not its pixels."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from normscope import InputError, MissingExtraError
+from normscope.alignment.api import Alignment
+from normscope.alignment.links import Links
+from normscope.alignment.plots import aer_by_head, aer_by_layer, norm_by_head, soft_alignment
+
+SOFT = np.array([[1.0, 2.0, 1.0], [3.0, 0.0, 1.0]], dtype=np.float32)
+PAIR = Alignment(("das", "$x_1$"), ("the", "house"), Links.of({(1, 0), (0, 1)}), SOFT)
+
+
+def names(ticks: Any) -> list[str]:
+    return [label.get_text() for label in ticks]
+
+
+def test_a_soft_alignment_with_gold_frames() -> None:
+    gold = Links.of({(0, 0)}, {(1, 1)})
+    ax = soft_alignment(PAIR, gold)
+    image: Any = ax.get_images()[0]
+    np.testing.assert_allclose(image.get_array(), [[0.25, 0.5, 0.25], [0.75, 0, 0.25]])
+    assert names(ax.get_xticklabels()) == ["das", "$x_1$", "</s>"]
+    assert names(ax.get_yticklabels()) == ["the", "house"]
+    frames: Any = ax.patches
+    assert [(p.get_x(), p.get_y(), p.get_linestyle()) for p in frames] == [
+        (pytest.approx(-0.46), pytest.approx(-0.46), "-"),
+        (pytest.approx(0.54), pytest.approx(0.54), "--"),
+    ]
+    figure: Any = ax.figure
+    figure.savefig(io.BytesIO(), format="png")
+    (plain,) = soft_alignment(PAIR, shares=False).get_images()
+    np.testing.assert_array_equal(plain.get_array(), SOFT)
+    with pytest.raises(InputError, match=r"soft=True"):
+        soft_alignment(Alignment(("a",), ("b",), Links()))
+
+
+def test_frames_of_audio_are_numbered() -> None:
+    ax = soft_alignment(Alignment(None, ("the", "house"), Links(), SOFT))
+    assert names(ax.get_xticklabels()) == ["0", "1", "2"]
+
+
+def test_aer_by_layer() -> None:
+    curves = {"norms": [0.5, 0.25], "weights": [0.6, 0.3], "published norms": [0.4, 0.2, 0.1]}
+    ax = aer_by_layer(curves, title="RWTH")
+    assert {str(line.get_label()): list(line.get_ydata()) for line in ax.lines} == {  # type: ignore[arg-type]
+        "norms": [50, 25],
+        "weights": [60, 30],
+        "published norms": pytest.approx([40, 20, 10]),
+    }
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "--"]
+    assert ax.get_xticks().tolist() == [0, 1, 2]
+    assert (ax.get_ylabel(), ax.get_title()) == ("AER (%)", "RWTH")
+    with pytest.raises(InputError, match=r"no curve was given"):
+        aer_by_layer({})
+
+
+@pytest.mark.parametrize(("draw", "factor"), [(aer_by_head, 100), (norm_by_head, 1)])
+def test_tables_by_head(draw: Any, factor: float) -> None:
+    values = np.array([[0.25, 0.5, 0.125], [1.0, 0.75, 0.0]])
+    ax = draw(values)
+    (image,) = ax.get_images()
+    np.testing.assert_array_equal(image.get_array(), factor * values)
+    assert [text.get_text() for text in ax.texts] == [f"{factor * one:.1f}" for one in values.flat]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
+    # The best AER and the largest norm are the dark ones, with light numbers.
+    dark = values.min() if draw is aer_by_head else values.max()
+    colours = {one: text.get_color() for one, text in zip(values.flat, ax.texts, strict=True)}
+    assert colours[dark] == "white"
+    with pytest.raises(InputError, match=r"two axes, not 1"):
+        draw([0.1, 0.2])
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"normscope\[plots\]"):
+        aer_by_head([[0.1]])
