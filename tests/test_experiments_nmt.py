@@ -16,16 +16,50 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the experiments are no part of the package
 
-from experiments.nmt import clean, export, gold, pack, prepare, text, train
+from experiments.nmt import clean, evaluate, export, gold, pack, prepare, report, text, train
 from experiments.nmt.batches import IGNORED, Corpus
 from experiments.nmt.model import Record, Shape, Translator, sinusoids, translation_loss
 from experiments.nmt.recipes import RECIPES, Recipe
 from experiments.nmt.subwords import EOS, MARK, PAD, UNK
 
-GERMAN = (
-    "der hund die katze das haus ein mann sieht liebt kauft rot alt klein heute nicht ß".split()
-)
-ENGLISH = "the dog the cat the house a man sees loves buys red old small today not eszett".split()
+GERMAN = [
+    "der",
+    "hund",
+    "die",
+    "katze",
+    "das",
+    "haus",
+    "ein",
+    "mann",
+    "sieht",
+    "liebt",
+    "kauft",
+    "rot",
+    "alt",
+    "klein",
+    "heute",
+    "nicht",
+    "ß",
+]
+ENGLISH = [
+    "the",
+    "dog",
+    "the",
+    "cat",
+    "the",
+    "house",
+    "a",
+    "man",
+    "sees",
+    "loves",
+    "buys",
+    "red",
+    "old",
+    "small",
+    "today",
+    "not",
+    "eszett",
+]
 
 
 def _sentences(count: int, seed: int) -> tuple[list[str], list[str]]:
@@ -310,7 +344,7 @@ def _slow_rates(
         with torch.no_grad():
             memory = model.encode(torch.tensor([[*sides[0].ids, EOS]]))
             model.decode(torch.tensor([[EOS, *sides[1].ids]]), memory, None, record)
-        words.append([side.word_ids for side in sides])
+        words.append([[int(word or 0) for word in side.word_ids] for side in sides])
         for layer in range(3):
             alpha, f = record.alpha[layer][0], record.transformed[layer][0]
             parts = torch.einsum("hqk,hkd->hqkd", alpha, f)
@@ -431,3 +465,65 @@ def test_translations_score_above_other_pairs() -> None:
     np.testing.assert_allclose(table.numpy(), slow, atol=1e-5)
     scores = clean.pair_scores(one, other, (sizes[0], sizes[1]))
     assert np.median(scores[:30]) < np.quantile(scores[30:], 0.1)
+
+
+def test_evaluation_and_report(corpus: pack.Pack, tmp_path: Path, capsys: Any) -> None:
+    """The library's aligner and the dense AER of training agree on every candidate."""
+    source, target = _sentences(12, 11)
+    links = []
+    for line in source:
+        count = line.count(" ") + 1
+        links.append(" ".join(f"{n + 1}{'-p'[n % 2]}{count - n}" for n in range(count)))
+    for name, lines in (("s", source), ("t", target), ("links.talp", links)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = [str(tmp_path / name) for name in ("s", "t", "links.talp")]
+    pack.save(corpus, tmp_path / "pack")
+    tables = {}
+    for name, more in (("de-en", files), ("en-de", [files[1], files[0], files[2]])):
+        options = _options(
+            tmp_path / name, "--steps", "12", "--no-checkpoint", "--gold", *more,
+            *(["--gold-turned"] if name == "en-de" else []),
+        )  # fmt: skip
+        mine = corpus.direction(name)
+        train.run_training(mine, _training(mine), options)
+        model, tokenizers, _ = export.read_parts(tmp_path / name)
+        one, other, third = (Path(path) for path in more)
+        made = gold.read_gold(one, other, third, tokenizers, turned=name == "en-de")
+        tables[name] = gold.error_rates(model, made)
+    output = tmp_path / "out"
+    evaluate.main(
+        ["--run", f"de-en={tmp_path / 'de-en'}", "--reverse", f"en-de={tmp_path / 'en-de'}",
+         "--corpus", str(tmp_path / "pack"), "--gold", *files, "--work", str(tmp_path / "models"),
+         "--output", str(output), "--gradients", "--eflomal", "--eflomal-pairs", "100"]
+    )  # fmt: skip
+    results = json.loads((output / "results.json").read_text())
+    for name, dense in tables.items():
+        for map_name in evaluate.MAPS:
+            rows = results["models"][name]["tables"][map_name]
+            assert len(rows) == 2 * 3 * 2  # layers, heads and their sum, readings
+            for row in rows:
+                table: Any = dense[f"{map_name}_{row['reading']}"]
+                assert row["aer"] == pytest.approx(
+                    table[row["layer"] - 1][row["head"] - 1], abs=0.02
+                )
+        assert results["models"][name]["training"]["bleu"] is not None
+    assert results["eflomal"]["forward"] < 50
+    assert results["eflomal"]["pairs"] == 100
+    capsys.readouterr()
+    report.main([str(output)])
+    text_of = capsys.readouterr().out
+    assert "published, released code | AWI | norms | 32.5 | 25.0 |" in text_of
+    best = results["models"]["de-en"]["norms"]["awi"]["best_layer"]
+    assert f"| de-en | AWI | {best[1]} (layer {best[0]}) |" in text_of
+    assert {path.suffix for path in output.iterdir()} == {".json", ".csv", ".md", ".png"}
+
+
+def test_correlations_are_scipys() -> None:
+    from scipy import stats
+
+    draw = np.random.default_rng(0)
+    one, other = draw.integers(0, 9, 30).tolist(), draw.normal(size=30).tolist()
+    found = evaluate.correlations(one, other)
+    assert found["spearman"] == pytest.approx(stats.spearmanr(one, other)[0], abs=6e-4)
+    assert found["pearson"] == pytest.approx(stats.pearsonr(one, other)[0], abs=6e-4)
+    assert evaluate.correlations([1, 1], [1, 2])["pearson"] is None

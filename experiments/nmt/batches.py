@@ -7,6 +7,7 @@ depends on the seed and the epoch alone, so that training resumes by two numbers
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ class Corpus:
         order = order[np.lexsort((target[order], source[order]))]
         edges = np.flatnonzero(np.diff(source[order], prepend=-1, append=-1))
         batches = []
-        for start, end in zip(edges[:-1], edges[1:], strict=True):
+        for start, end in pairwise(edges):
             group = order[start:end]
             done = 0
             while done < len(group):

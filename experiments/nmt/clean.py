@@ -24,8 +24,8 @@ def _batches(
     sides = []
     for side in (source, target):
         ids = torch.from_numpy(side.ids.astype(np.int32)).to(device)
-        lengths = torch.from_numpy(side.lengths.astype(np.int64)).to(device)
-        sides.append((ids, torch.from_numpy(side.starts()).to(device), lengths))
+        counts = torch.from_numpy(side.lengths.astype(np.int64)).to(device)
+        sides.append((ids, torch.from_numpy(side.starts()).to(device), counts))
     lengths = source.lengths.astype(np.int64), target.lengths.astype(np.int64)
     order = np.lexsort((lengths[1], lengths[0]))
     done = 0
@@ -37,8 +37,8 @@ def _batches(
         done += len(chosen)
         index = torch.from_numpy(chosen).to(device)
         found = []
-        for (ids, starts, counts), side in zip(sides, lengths, strict=True):
-            steps = torch.arange(int(side[chosen].max()), device=device)
+        for (ids, starts, counts), each in zip(sides, lengths, strict=True):
+            steps = torch.arange(int(each[chosen].max()), device=device)
             places = (starts[index][:, None] + steps).clamp(max=len(ids) - 1)
             found.append(torch.where(steps < counts[index][:, None], ids[places], -1))
         yield index, found[0], found[1]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -120,7 +119,7 @@ def write_whole(path: Path, content: bytes) -> None:
     """Write a file that is there in whole or not at all."""
     part = path.with_name(path.name + ".part")
     part.write_bytes(content)
-    os.replace(part, path)
+    part.replace(path)
 
 
 def write_parts(
@@ -210,7 +209,7 @@ def write_folder(
     """
     from transformers import GenerationConfig, MarianMTModel, PreTrainedTokenizerFast
 
-    marian = MarianMTModel(marian_config(model.shape))
+    marian: Any = MarianMTModel(marian_config(model.shape))
     missing, unexpected = marian.load_state_dict(to_marian(model), strict=False)
     allowed = {"final_logits_bias", "lm_head.weight"} if model.shape.tied else {"final_logits_bias"}
     left = [name for name in missing if name not in allowed and "embed_positions" not in name]

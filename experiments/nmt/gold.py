@@ -41,7 +41,7 @@ def _pieces(
     tokenizer: Tokenizer, sentences: list[list[str]]
 ) -> tuple[list[list[int]], list[list[int]]]:
     encoded = tokenizer.encode_batch(sentences, is_pretokenized=True, add_special_tokens=False)
-    return [e.ids for e in encoded], [[int(w) for w in e.word_ids] for e in encoded]
+    return [e.ids for e in encoded], [[w for w in e.word_ids if w is not None] for e in encoded]
 
 
 def read_gold(
@@ -100,7 +100,10 @@ def read_gold(
 
 @torch.no_grad()
 def soft_maps(model: Translator, gold: Gold, index: Tensor) -> dict[str, Tensor]:
-    """Maps of some pairs: ``weights`` and ``norms``, layer × (heads, then all together) × pair × step × piece."""
+    """Maps of some pairs, ``weights`` and ``norms``: layer × head × pair × step × piece.
+
+    The last head stands for all heads together.
+    """
     source, target = gold.source[index], gold.target[index]
     source = source[:, : int((source != PAD).sum(1).max())]
     target = target[:, : int((target != PAD).sum(1).max())]

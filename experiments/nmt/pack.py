@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import lzma
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +91,7 @@ def save(pack: Pack, path: Path) -> None:
     np.savez(whole, **arrays)  # type: ignore[arg-type]
     part = path.with_name(path.name + ".part")
     part.write_bytes(lzma.compress(whole.getbuffer(), lzma.FORMAT_XZ, filters=_FILTERS))
-    os.replace(part, path)
+    part.replace(path)
 
 
 def load(path: Path) -> Pack:

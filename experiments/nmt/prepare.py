@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -39,7 +38,7 @@ def tokenized(
             cache.mkdir(parents=True, exist_ok=True)
             part = files[number].with_suffix(".part")
             part.write_text("".join(f"{line}\n" for line in sides[-1]), encoding="utf-8")
-            os.replace(part, files[number])
+            part.replace(files[number])
     return sides[0], sides[1]
 
 

@@ -36,7 +36,7 @@ RECIPES = {
     ),
     # The one that comes with the package: 28 MB in float16.
     "small": Recipe(
-        hidden=256, feedforward=1024, decoder_layers=4, tied=True, rate=1.5e-3, tokens=16_384
+        hidden=256, feedforward=1024, decoder_layers=4, tied=True, rate=1.5e-3, tokens=24_576
     ),
     # For trying things out.
     "tiny": Recipe(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -149,7 +148,7 @@ class Training:
         }
         part = path.with_name(path.name + ".part")
         torch.save(state, part)
-        os.replace(part, path)
+        part.replace(path)
 
     def resume(self, path: Path) -> None:
         """Go on from a checkpoint."""

@@ -27,27 +27,32 @@ def translate(
         memory = model.encode(source, mask)
         most = min(2 * source.shape[1] + 10, model.shape.positions - 1)
         found = torch.full((len(chosen), 1), EOS, device=source.device)
-        going = torch.ones(len(chosen), dtype=torch.bool, device=source.device)
         for step in range(most):
             # The whole prefix once more: on a GPU, for a few hundred sentences, no cache is needed.
             x = model.decode(found, memory, mask)[:, -1]
             logits = functional.linear(x, model.output.weight.to(x.dtype))
             logits[:, PAD] = -torch.inf
-            best = torch.where(going, logits.argmax(-1), PAD)
-            found = torch.cat([found, best[:, None]], 1)
-            going &= best != EOS
-            if step % 8 == 7 and not bool(going.any()):
-                break
-        ids = found[:, 1:].cpu().numpy()
-        for place, row in zip(chosen, ids, strict=True):
-            lines[int(place)] = tokenizer.decode(row[row > EOS].tolist())
+            found = torch.cat([found, logits.argmax(-1)[:, None]], 1)
+            if step % 8 == 7 or step == most - 1:
+                # What has ended leaves the batch.
+                ended = (found[:, 1:] == EOS).any(1).cpu().numpy() | (step == most - 1)
+                for place, row in zip(
+                    chosen[ended], found[:, 1:].cpu().numpy()[ended], strict=True
+                ):
+                    end = int(np.argmax(row == EOS)) if EOS in row else len(row)
+                    lines[int(place)] = tokenizer.decode(row[:end].tolist())
+                going = torch.from_numpy(np.flatnonzero(~ended)).to(source.device)
+                chosen = chosen[~ended]
+                found, memory, mask = found[going], memory[going], mask[going]
+                if not len(chosen):
+                    break
     return lines
 
 
 def bleu(hypotheses: list[str], references: list[str]) -> tuple[float, str] | None:
     """Corpus BLEU of tokenised lower-cased text, with sacrebleu's signature; None without it."""
     try:
-        from sacrebleu.metrics import BLEU
+        from sacrebleu.metrics.bleu import BLEU
     except ImportError:
         return None
     metric = BLEU(tokenize="none", force=True)  # the text is tokenised already
