@@ -131,7 +131,7 @@ function tokensPanel(app) {
           one.chip.style.backgroundColor = shade < 0 ? "" : colours.css[shade];
           one.chip.style.color = shade < 0 ? "" : colours.ink[shade];
         }
-        const note = lit === side && noted.has(at) ? field.text(vector[at]) : "";
+        const note = lit === side && noted.has(at) ? brief(field, vector[at]) : "";
         if (one.note !== note) {
           one.note = note;
           one.small.textContent = note;
@@ -313,6 +313,14 @@ function tokensPanel(app) {
       return { width: size.width, height: size.height };
     },
   };
+}
+
+/** A number short enough to stand under a token; the list has it in full. */
+function brief(field, value) {
+  const sign = value < 0 ? "−" : field.signed ? "+" : "";
+  const size = Math.abs(value);
+  if (!field.share) return sign + number(size);
+  return `${sign}${(100 * size).toFixed(size >= 0.0995 ? 0 : 1)}%`;
 }
 
 function tokenNote(entry, index) {
