@@ -23,6 +23,7 @@ from normscope.errors import (
 from normscope.properties import expansion_rate, layernorm_scale, singular_values
 from normscope.reductions import Reductions
 from normscope.tokens import Tokens
+from normscope.viewer.widget import widget
 
 if TYPE_CHECKING:
     from normscope.alignment.api import align, translate_align
@@ -55,6 +56,7 @@ __all__ = [
     "load",
     "singular_values",
     "translate_align",
+    "widget",
 ]
 
 
