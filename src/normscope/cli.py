@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from normscope import export, report
 from normscope.analysis import analyze as run_analysis
 from normscope.analysis import check_maps
+from normscope.commands.serve import serve
 from normscope.errors import InputError, NormscopeError
 
 INTERRUPTED = 130  # the status that Ctrl-C gives, to typer too
@@ -523,6 +524,9 @@ def version(debug: Debug = False) -> None:
     # Asked of the installed files: importing it takes seconds.
     print(f"transformers {installed('transformers')}")
     print(f"python {platform.python_version()}")
+
+
+app.command()(serve)
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""Commands with a module of their own, registered in `normscope.cli`."""
