@@ -1,0 +1,14 @@
+"""One self-contained page that shows a result: `result.to_html("x.html")`, `result.show()`.
+
+    page(result)      the whole HTML, a string: no network, works from disk
+    payload(result)   the data in it, ready for JSON
+    write(result, path)
+
+Each takes one result or several of the same text, such as one with heads="each" and one with
+more maps: they are shown as one.
+"""
+
+from normscope.viewer.encode import payload
+from normscope.viewer.page import page, write
+
+__all__ = ["page", "payload", "write"]
