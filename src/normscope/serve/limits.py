@@ -13,12 +13,15 @@ class Rate:
     """`burst` requests at once, and `per_second` in the long run, for each client."""
 
     def __init__(
-        self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic
+        self,
+        per_second: float | int,
+        burst: float | int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.per_second, self.burst, self._clock = per_second, burst, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, when
 
-    def wait(self, client: str, cost: float = 1.0) -> float:
+    def wait(self, client: str, cost: float | int = 1.0) -> float:
         """0 if the client may ask now, and it is counted; else seconds until it may."""
         now = self._clock()
         left, then = self._buckets.pop(client, (self.burst, now))

@@ -31,8 +31,7 @@ class Worker:
     def __init__(self, configuration: Mapping[str, Any], command: Sequence[str] = COMMAND) -> None:
         self.configuration, self.command = configuration, tuple(command)
         self._process: asyncio.subprocess.Process | None = None
-        # The worker's own temporary files lie in here, and go with it even when it is killed.
-        self._folder = tempfile.TemporaryDirectory(prefix="normscope-serve-")
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -42,6 +41,9 @@ class Worker:
 
     async def start(self) -> Frame:
         """Start the process and wait until it has loaded its models."""
+        if self._folder is None:
+            # The worker's own temporary files lie in here, and go even when it is killed.
+            self._folder = tempfile.TemporaryDirectory(prefix="normscope-serve-")
         package = str(Path(normscope.__file__).parents[1])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = await asyncio.create_subprocess_exec(
@@ -80,4 +82,6 @@ class Worker:
     async def close(self) -> None:
         """Kill it for good, and remove its temporary files."""
         await self.kill()
-        self._folder.cleanup()
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

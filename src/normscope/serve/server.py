@@ -43,7 +43,7 @@ def _listen(settings: Settings) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address[:2], family=family, backlog=256)  # type: ignore[arg-type]
+        return socket.create_server(address[:2], family=family, backlog=256)
     except OSError as problem:
         raise InputError(
             f"cannot listen on {settings.host} port {settings.port}: "

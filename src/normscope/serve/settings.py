@@ -26,7 +26,7 @@ class Settings:
     names: tuple[str, ...] = ()  # further names under which the server may be called
     max_length: int = 256  # tokens of a text
     max_cells: int = 4_000_000  # numbers in all maps of one result
-    time_limit: float = 60.0  # seconds of one analysis
+    time_limit: float | int = 60.0  # seconds of one analysis
     queue: int = 16  # analyses that wait
     rate: int = 120  # analyses a minute and client
     requests: int = 50  # of any kind, a second and client
@@ -34,7 +34,7 @@ class Settings:
     body: int = 64 * 1024  # bytes of a request
     kept: int = 32  # finished jobs
     kept_bytes: int = 128 * 2**20
-    kept_seconds: float = 30 * 60.0
+    kept_seconds: float | int = 30 * 60.0
 
     def __post_init__(self) -> None:
         if not self.models:

@@ -40,9 +40,12 @@ class Loaded:
 
     def about(self) -> dict[str, Any]:
         """What the page shows of it."""
+        from normscope.viewer.formulas import about
+
         return {
             "name": self.name,
             "maps": list(self.maps),
+            "titles": {name: about(name, each=False).title for name in self.maps},
             "max_length": self.max_length,
             "target": self.target,
         }
@@ -103,7 +106,8 @@ def analyse(asked: Mapping[str, Any], models: Mapping[str, Loaded], max_cells: i
         file = Path(folder) / "result.safetensors"
         result.save(file)
         saved = file.read_bytes()
-    about = {"signature": result.signature, "error": max(result.error.values(), default=0.0)}
+    gap = max(result.error.values(), default=0.0)
+    about = {"signature": result.signature, "reconstruction_error": gap}
     return Frame(about, {"html": page(result).encode(), "safetensors": saved})
 
 
