@@ -18,6 +18,11 @@ from normscope.viewer.encode import Results, payload, texts_of
 # by json.dumps.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
 
+CODE = (
+    *("text", "data", "colour", "state", "fields", "tokens", "matrix", "overview", "side"),
+    *("export", "controls", "viewer"),
+)
+
 
 def page(result: Results) -> str:
     """The whole page for a result, or for several of the same text."""
@@ -26,7 +31,7 @@ def page(result: Results) -> str:
 
 def page_of(data: dict[str, Any]) -> str:
     """The page for what `payload` made."""
-    style, script = asset("viewer.css"), asset("viewer.js") + asset("page.js")
+    style, script = asset("viewer.css"), "(() => {\n" + code("page") + "})();\n"
     fills = {
         "TITLE": html.escape(title(data)),
         "POLICY": policy(style, script),
@@ -47,6 +52,11 @@ def write(result: Results, path: str | os.PathLike[str]) -> None:
     data = page(result).encode()
     with whole_file(path) as file:
         file.write(data)
+
+
+def code(last: str) -> str:
+    """The viewer's code, ending with how it starts: on a page or in a notebook."""
+    return '"use strict";\n' + "".join(asset(f"js/{name}.js") for name in (*CODE, last))
 
 
 def asset(name: str) -> str:

@@ -1,4 +1,3 @@
-
 // The page: the data lies in the file, the state in the address.
 mountNormscope(
   document.getElementById("normscope"),

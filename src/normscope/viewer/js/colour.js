@@ -1,0 +1,83 @@
+// Colours that change in lightness first, so that they read without colour vision and in print.
+
+const RAMPS = {
+  light: {
+    up: ["#ffffff", "#d8e6fb", "#8db8f2", "#3f7de0", "#1b4fae", "#0b255f"],
+    difference: ["#7f3b08", "#c9660f", "#f2b163", "#ffffff", "#8db8f2", "#2a66cf", "#0b255f"],
+  },
+  dark: {
+    up: ["#191d27", "#1d3766", "#2a5fb8", "#5595ee", "#9cc8ff", "#eaf4ff"],
+    difference: ["#ffd9a8", "#f0953c", "#7d4715", "#191d27", "#1f4f9e", "#64a4f5", "#dcecff"],
+  },
+};
+
+function parse(hex) {
+  return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+}
+
+/** 256 colours along a ramp, as bytes, as CSS, and the ink that is legible on each. */
+function ramp(stops) {
+  const points = stops.map(parse);
+  const bytes = new Uint8Array(256 * 3);
+  const css = [];
+  const ink = [];
+  for (let i = 0; i < 256; i++) {
+    const place = (i / 255) * (points.length - 1);
+    const low = Math.min(Math.floor(place), points.length - 2);
+    const rgb = points[low].map((from, c) => Math.round(from + (points[low + 1][c] - from) * (place - low)));
+    bytes.set(rgb, i * 3);
+    css.push(`rgb(${rgb.join(",")})`);
+    const [r, g, b] = rgb.map((c) => ((c / 255) <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+    ink.push(0.2126 * r + 0.7152 * g + 0.0722 * b > 0.2 ? "#10141d" : "#ffffff");
+  }
+  return { bytes, css, ink };
+}
+
+const PALETTES = Object.fromEntries(
+  Object.entries(RAMPS).map(([theme, pair]) => [
+    theme,
+    { up: ramp(pair.up), difference: ramp(pair.difference) },
+  ]),
+);
+
+/** Which of the 256 colours: of 0…max upwards, of −max…max for a difference. */
+function level(value, max, signed) {
+  if (!(max > 0)) return signed ? 128 : 0;
+  const place = signed ? 127.5 + (127.5 * value) / max : (255 * value) / max;
+  return Math.max(0, Math.min(255, Math.round(place)));
+}
+
+/** A picture of the cells, one pixel each, or pooled to at most `limit` pixels a side. */
+function cellsPicture(field, colours, max, limit = Infinity) {
+  const { values, rows, cols, width } = field; // rows and cols: which entries are shown
+  const signed = field.signed;
+  const step = Math.max(1, Math.ceil(Math.max(rows.length, cols.length) / limit));
+  const wide = Math.max(1, Math.ceil(cols.length / step));
+  const high = Math.max(1, Math.ceil(rows.length / step));
+  const canvas = document.createElement("canvas");
+  canvas.width = wide;
+  canvas.height = high;
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(wide, high);
+  const { data } = image;
+  const { bytes } = colours;
+  for (let y = 0, out = 0; y < high; y++)
+    for (let x = 0; x < wide; x++, out += 4) {
+      let value = step === 1 ? field.at(y, x) : -Infinity;
+      if (step > 1)
+        for (let b = y * step; b < Math.min(rows.length, (y + 1) * step); b++) {
+          const from = rows[b] * width;
+          for (let a = x * step; a < Math.min(cols.length, (x + 1) * step); a++) {
+            const cell = values[from + cols[a]];
+            if (cell > value && !(field.own && rows[b] === cols[a])) value = cell;
+          }
+        }
+      const colour = level(value, max, signed) * 3;
+      data[out] = bytes[colour];
+      data[out + 1] = bytes[colour + 1];
+      data[out + 2] = bytes[colour + 2];
+      data[out + 3] = 255;
+    }
+  context.putImageData(image, 0, 0);
+  return canvas;
+}

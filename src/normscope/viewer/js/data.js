@@ -1,0 +1,136 @@
+// From the packed numbers to the cells of one map.
+
+function bytesOf(base64) {
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  return bytes;
+}
+
+async function inflate(bytes) {
+  if (typeof DecompressionStream === "undefined")
+    throw new Error("this browser is too old to unpack the maps: it has no DecompressionStream");
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** Unpack the data of a page: what it says, and for every array a function that gives a slice. */
+async function unpack(data) {
+  if (data.format !== "normscope.page" || data.version !== 1)
+    throw new Error("the data of this page is of a form that its code does not know");
+  const slabs = [];
+  for (const one of data.slabs) {
+    if (one.times !== undefined) slabs.push(weighted(slabs[one.times], one.factor));
+    else if (one.mean !== undefined) slabs.push(meanOf(slabs[one.mean]));
+    else slabs.push(stored(one, await inflate(bytesOf(one.data))));
+  }
+  return { ...data, slabs };
+}
+
+function stored({ shape, levels, largest }, bytes) {
+  const cols = shape[shape.length - 1];
+  const rows = shape.length > 2 ? shape[shape.length - 2] : 1;
+  const heads = shape.length > 3 ? shape[1] : 1;
+  const size = rows * cols;
+  const count = shape.reduce((product, one) => product * one, 1);
+  return {
+    layers: shape[0], heads, rows, cols, levels,
+    slice(layer, head) {
+      const at = layer * heads + head;
+      const step = largest[at] / levels;
+      const values = new Float32Array(size);
+      const start = at * size;
+      if (levels <= 255) for (let i = 0; i < size; i++) values[i] = bytes[start + i] * step;
+      else
+        for (let i = 0; i < size; i++)
+          values[i] = (bytes[start + i] | (bytes[start + i + count] << 8)) * step;
+      return values;
+    },
+  };
+}
+
+/** α‖f(x)‖: the weights times the length of every key's vector. */
+function weighted(weights, factor) {
+  const norms = new Float32Array(bytesOf(factor).buffer);
+  const { layers, heads, rows, cols, levels } = weights;
+  return {
+    layers, heads, rows, cols, levels,
+    slice(layer, head) {
+      const values = weights.slice(layer, head);
+      const start = (layer * heads + head) * cols;
+      for (let i = 0, at = 0; i < rows; i++)
+        for (let j = 0; j < cols; j++, at++) values[at] *= norms[start + j];
+      return values;
+    },
+  };
+}
+
+function meanOf(each) {
+  const { layers, heads, rows, cols, levels } = each;
+  return {
+    layers, heads: 1, rows, cols, levels,
+    slice(layer) {
+      const values = each.slice(layer, 0);
+      for (let head = 1; head < heads; head++) {
+        const more = each.slice(layer, head);
+        for (let i = 0; i < values.length; i++) values[i] += more[i];
+      }
+      for (let i = 0; i < values.length; i++) values[i] /= heads;
+      return values;
+    },
+  };
+}
+
+/** The entries of an axis: pieces, or words with the pieces that they are made of. */
+function entries(tokens, words) {
+  if (!words || !tokens.word)
+    return tokens.pieces.map((piece, at) => ({
+      text: tokens.texts[at],
+      piece,
+      special: Boolean(tokens.special[at]),
+      joined: at > 0 && tokens.word !== undefined && tokens.word[at] === tokens.word[at - 1],
+      at: [at],
+    }));
+  const list = tokens.words.map((text) => ({ text, piece: text, special: false, joined: false, at: [] }));
+  tokens.word.forEach((word, at) => {
+    list[word].at.push(at);
+    if (tokens.special[at]) list[word].special = true;
+  });
+  return list;
+}
+
+/** Sum over the keys of a word, mean over its queries; as it is where there are no words. */
+function merged(values, rows, cols, queries, keys) {
+  if (queries.length === rows && keys.length === cols) return values;
+  const narrow = new Float64Array(rows * keys.length);
+  for (let k = 0; k < keys.length; k++)
+    for (const j of keys[k].at)
+      for (let i = 0; i < rows; i++) narrow[i * keys.length + k] += values[i * cols + j];
+  const out = new Float32Array(queries.length * keys.length);
+  for (let q = 0; q < queries.length; q++) {
+    const many = queries[q].at;
+    for (const i of many)
+      for (let k = 0; k < keys.length; k++)
+        out[q * keys.length + k] += narrow[i * keys.length + k] / many.length;
+  }
+  return out;
+}
+
+function shareRows(values, rows, cols) {
+  for (let i = 0; i < rows; i++) {
+    let sum = 0;
+    for (let j = 0; j < cols; j++) sum += values[i * cols + j];
+    if (sum > 0) for (let j = 0; j < cols; j++) values[i * cols + j] /= sum;
+  }
+  return values;
+}
+
+/** One map as it is shown: {values, queries, keys}, every query a row. */
+function cellsOf(model, part, variant, layer, head, { words, share }) {
+  const slab = model.slabs[variant.slab];
+  const queries = entries(model.tokens[part.tokens], words);
+  const keys = entries(model.tokens[variant.keys], words);
+  const values = merged(slab.slice(layer, head), slab.rows, slab.cols, queries, keys);
+  if (share) shareRows(values, queries.length, keys.length);
+  return { values, queries, keys, levels: slab.levels };
+}

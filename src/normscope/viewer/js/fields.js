@@ -1,0 +1,102 @@
+// The maps on the screen, from the state: one, or two and their difference.
+
+/** Which array serves a map under this state: of the chosen head, or of the heads together. */
+function choose(part, name, state) {
+  const map = part.maps.find((one) => one.name === name);
+  const one = state.head !== "sum" && map.each ? map.heads.indexOf(state.head) : -1;
+  if (one >= 0) return { map, variant: map.each, head: one, label: `head ${state.head}` };
+  if (map.sum) return { map, variant: map.sum, head: 0, label: "" };
+  return { map, variant: map.each, head: 0, label: `head ${map.heads[0]}` };
+}
+
+function fieldOf(model, part, name, layer, state, share = state.scale === "share") {
+  const { variant, head, label } = choose(part, name, state);
+  const cells = cellsOf(model, part, variant, layer, head, { words: state.words, share });
+  const self = part.tokens === part.keys;
+  return finished({
+    ...cells, variant, name, label, signed: false, share,
+    width: cells.keys.length,
+    own: self && !state.own,
+    self,
+    ...shownEntries(cells, state),
+  });
+}
+
+function shownEntries({ queries, keys }, state) {
+  const shown = (list) => {
+    const all = list.map((_, at) => at);
+    const some = state.special ? all : all.filter((at) => !list[at].special);
+    return some.length ? some : all;
+  };
+  return { rows: shown(queries), cols: shown(keys) };
+}
+
+function finished(field) {
+  const { values, rows, cols, width, own } = field;
+  field.at = (y, x) => (own && rows[y] === cols[x] ? 0 : values[rows[y] * width + cols[x]]);
+  field.value = (query, key) => (own && query === key ? 0 : key < width ? values[query * width + key] : 0);
+  let max = 0;
+  for (const i of rows)
+    for (const j of cols) {
+      if (own && i === j) continue;
+      const size = Math.abs(values[i * width + j]);
+      if (size > max) max = size;
+    }
+  field.max = max;
+  field.text = (value) =>
+    (field.signed && value > 0 ? "+" : "") + (field.share ? percent(value) : number(value));
+  return field;
+}
+
+/** other − one. A weight and a norm have no common unit, so then shares of the row are compared. */
+function differenceOf(model, part, layer, state, one, other) {
+  let [a, b] = [one, other];
+  const share = state.scale === "share" || one.variant.unit !== other.variant.unit;
+  if (share && state.scale !== "share") {
+    a = fieldOf(model, part, one.name, layer, state, true);
+    b = fieldOf(model, part, other.name, layer, state, true);
+  }
+  const wider = a.width >= b.width ? a : b;
+  const { queries, keys, width, rows, cols, own, self } = wider;
+  const values = new Float32Array(queries.length * width);
+  for (let i = 0; i < queries.length; i++)
+    for (let j = 0; j < width; j++)
+      values[i * width + j] =
+        (j < b.width ? b.values[i * b.width + j] : 0) - (j < a.width ? a.values[i * a.width + j] : 0);
+  return finished({
+    values, queries, keys, width, rows, cols, own, self, signed: true, share, name: "difference",
+    label: "", levels: Math.min(a.levels, b.levels),
+    variant: {
+      short: `${b.variant.short} − ${a.variant.short}`, unit: share ? "share" : a.variant.unit,
+      title: `Difference: ${b.variant.short} − ${a.variant.short}`,
+      keys: wider.variant.keys,
+    },
+  });
+}
+
+/** All fields of the state, the first that of the map. */
+function fieldsOf(model, part, state) {
+  const layer = part.layers.indexOf(state.layer);
+  const one = fieldOf(model, part, state.map, layer, state);
+  if (!state.versus) return [one];
+  const other = fieldOf(model, part, state.versus, layer, state);
+  return [one, other, differenceOf(model, part, layer, state, one, other)];
+}
+
+/** What a query takes from each key, or what each query takes from a key; else the keys' means. */
+function vectorOf(field, focus) {
+  if (focus?.side === "query") return field.keys.map((_, key) => field.value(focus.index, key));
+  if (focus?.side === "key") return field.queries.map((_, query) => field.value(query, focus.index));
+  const sums = new Array(field.keys.length).fill(0);
+  for (const i of field.rows) for (const j of field.cols) sums[j] += field.value(i, j);
+  return sums.map((sum) => sum / field.rows.length);
+}
+
+/** The entries of a vector that are shown, largest first. */
+function ranked(field, focus, vector) {
+  const shown = focus?.side === "key" ? field.rows : field.cols;
+  const hidden = focus && field.own ? focus.index : -1;
+  return shown
+    .filter((at) => at !== hidden)
+    .sort((a, b) => Math.abs(vector[b]) - Math.abs(vector[a]) || a - b);
+}

@@ -1,0 +1,109 @@
+// All layers at once: by map, and by head of the chosen map. Every small picture is a button.
+
+const THUMB = 72; // pixels a side; larger maps are pooled by their largest cell
+
+function overviewPanel(app) {
+  const element = make("div", { className: "ns-overview" });
+  let buttons = [];
+  let job = 0;
+
+  function gridOf(caption, note, columns, state) {
+    const { part } = app;
+    const grid = make("div", { className: "ns-thumbs", role: "group", "aria-label": caption });
+    grid.style.setProperty("--columns", columns.length);
+    grid.append(make("span", { className: "ns-corner" }, "layer"));
+    for (const column of columns) grid.append(make("span", { className: "ns-column", title: column.title }, column.head));
+    part.layers.forEach((layer, at) => {
+      grid.append(make("span", { className: "ns-layer" }, String(layer)));
+      for (const column of columns) {
+        const canvas = make("canvas", { "aria-hidden": "true" });
+        const button = make("button", {
+          type: "button", className: "ns-thumb", title: `layer ${layer}, ${column.title}`,
+          "aria-label": `layer ${layer}, ${column.title}`,
+          on: { click: () => app.set({ layer, view: app.back, versus: "", ...column.change }) },
+        }, canvas);
+        grid.append(button);
+        buttons.push({ button, canvas, at, layer, column, state: { ...state, ...column.change } });
+      }
+    });
+    element.append(make("section", { className: "ns-panel" },
+      make("div", { className: "ns-panel-head" }, make("h3", {}, caption), make("p", { className: "ns-legend" }, note)), grid));
+  }
+
+  function build() {
+    const { part, state } = app;
+    buttons = [];
+    element.textContent = "";
+    const together = part.maps.filter((map) => map.sum);
+    if (together.length)
+      gridOf("By map, heads together", "each picture has its own scale; choose one to open it",
+        together.map((map) => ({ head: map.sum.short, title: map.sum.title, change: { map: map.name, head: "sum" } })), state);
+    const map = part.maps.find((one) => one.name === state.map);
+    const headed = map.each ? map : part.maps.find((one) => one.each);
+    if (headed)
+      gridOf(`By head: ${headed.each.short}`, "each picture has its own scale; choose one to open it",
+        headed.heads.map((head) => ({ head: String(head), title: `${headed.each.short} of head ${head}`, change: { map: headed.name, head } })), state);
+  }
+
+  function draw(one) {
+    const field = fieldOf(app.model, app.part, one.state.map, one.at, one.state);
+    const picture = cellsPicture(field, app.palette().up, field.max, THUMB);
+    one.canvas.width = picture.width;
+    one.canvas.height = picture.height;
+    one.canvas.getContext("2d").drawImage(picture, 0, 0);
+    one.canvas.classList.toggle("ns-sharp", picture.width < THUMB);
+  }
+
+  return {
+    element,
+    show: build,
+    change: build,
+    /** A few pictures a frame, so that hundreds of them do not stop the page. */
+    paint() {
+      const mine = ++job;
+      const { state } = app;
+      for (const { button, layer, column } of buttons) {
+        const here = layer === state.layer && column.change.map === state.map && column.change.head === state.head;
+        button.classList.toggle("ns-here", here);
+        if (here) button.setAttribute("aria-current", "true");
+        else button.removeAttribute("aria-current");
+      }
+      let next = 0;
+      const some = () => {
+        if (mine !== job || !element.isConnected) return;
+        const start = performance.now();
+        while (next < buttons.length && performance.now() - start < 24) draw(buttons[next++]);
+        if (next < buttons.length) requestAnimationFrame(some);
+        else element.dataset.drawn = String(buttons.length);
+      };
+      delete element.dataset.drawn;
+      some();
+    },
+    resized() {},
+    finish() {
+      job++;
+      buttons.forEach(draw);
+    },
+    panels: () => buttons,
+    svg(into, x, y) {
+      this.finish();
+      const origin = element.getBoundingClientRect();
+      const style = app.inks();
+      for (const text of element.querySelectorAll("h3, .ns-column, .ns-layer")) {
+        const box = text.getBoundingClientRect();
+        into.append(svg("text", {
+          x: round(x + box.left - origin.left + box.width / 2), y: round(y + box.top - origin.top + box.height * 0.75), "text-anchor": "middle",
+          "font-size": text.tagName === "H3" ? 13 : 10, fill: style.ink,
+        }, text.textContent));
+      }
+      for (const { button, canvas } of buttons) {
+        const box = button.getBoundingClientRect();
+        into.append(svg("image", {
+          x: round(x + box.left - origin.left), y: round(y + box.top - origin.top), width: round(box.width), height: round(box.height),
+          preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas),
+        }));
+      }
+      return { width: origin.width, height: origin.height };
+    },
+  };
+}

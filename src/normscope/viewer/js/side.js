@@ -1,0 +1,124 @@
+// Beside the picture: the largest contributors, the mixing ratio, and what the map is.
+
+const LISTED = 10;
+
+function contributors(app, box) {
+  const focus = app.focus();
+  const fields = app.fields;
+  const first = fields[0];
+  const vectors = fields.map((field) => vectorOf(field, focus));
+  const main = fields.length > 1 ? 1 : 0; // of two maps the second says what is new
+  const widest = fields.length > 1 && fields[1].width > first.width ? fields[1] : first;
+  const order = ranked(widest, focus, vectors[widest === first ? 0 : 1].map((value, at) => Math.max(value, ...(fields.length > 1 ? [vectors[0][at] ?? 0] : []))));
+  const list = focus?.side === "key" ? first.queries : widest.keys;
+  const name = focus && visible((focus.side === "key" ? widest.keys : first.queries)[focus.index].text, 24);
+  const caption = !focus ? ["Who gives most, on average"] : focus.side === "key"
+    ? ["Who takes most from ", make("bdi", { className: "ns-quoted" }, name)]
+    : ["What ", make("bdi", { className: "ns-quoted" }, name), " takes"];
+  const largest = Math.max(...order.map((at) => Math.abs(vectors[main][at] ?? 0)), 1e-30);
+  const rows = order.slice(0, LISTED).map((at, rank) => {
+    const values = fields.map((field, which) => make("td", { className: field.signed ? (vectors[which][at] < 0 ? "ns-minus" : "ns-plus") : "" }, field.text(vectors[which][at] ?? 0)));
+    const bar = make("span", { className: "ns-share" });
+    bar.style.width = `${(100 * Math.abs(vectors[main][at] ?? 0)) / largest}%`;
+    const row = make("tr", {},
+      make("td", { className: "ns-rank" }, String(rank + 1)),
+      make("th", { scope: "row", dir: "auto" }, make("bdi", {}, visible(list[at].text, 22)), bar), values);
+    return row;
+  });
+  const rest = order.slice(LISTED);
+  const others = rest.length ? [make("tr", { className: "ns-rest" }, make("td"), make("th", { scope: "row" }, `${rest.length} more`),
+    fields.map((field, which) => make("td", {}, field.text(rest.reduce((sum, at) => sum + (vectors[which][at] ?? 0), 0)))))] : [];
+  box.replaceChildren(make("table", { className: "ns-list" },
+    make("caption", {}, caption),
+    make("thead", {}, make("tr", {}, make("th", { scope: "col", "aria-label": "rank" }), make("th", { scope: "col" }, "token"),
+      fields.map((field) => make("th", { scope: "col", title: field.variant.title }, field.signed ? "difference" : field.variant.short)))),
+    make("tbody", {}, rows, others)));
+}
+
+/** For the live region: the first three, in words. */
+function summary(app) {
+  const focus = app.focus();
+  const field = app.fields[app.fields.length > 1 ? 1 : 0];
+  const vector = vectorOf(field, focus);
+  const list = focus?.side === "key" ? field.queries : field.keys;
+  const top = ranked(field, focus, vector).slice(0, 3).map((at) => `${visible(list[at].text, 24)} ${field.text(vector[at])}`).join(", ");
+  const what = `${field.variant.short}${field.label ? `, ${field.label}` : ""}, layer ${app.state.layer}`;
+  if (!focus) return `${what}. On average most comes from ${top}.`;
+  const name = visible((focus.side === "key" ? field.keys : field.queries)[focus.index].text, 24);
+  return focus.side === "key" ? `${what}. Most is taken from ${name} by ${top}.` : `${what}. ${name} takes most from ${top}.`;
+}
+
+/** Every layer a row, every token a column: how much of it comes from others. */
+function mixingStrip(app, box) {
+  const { part, model, state } = app;
+  const wanted = state.versus && part.mixing[state.versus] !== undefined ? state.versus : state.map;
+  const slab = part.mixing[wanted];
+  box.hidden = slab === undefined;
+  if (box.hidden) return;
+  const { queries, rows } = app.fields[0];
+  const layers = part.layers.length;
+  const values = part.layers.map((_, layer) => {
+    const one = model.slabs[slab].slice(layer, 0);
+    return queries.map((entry) => entry.at.reduce((sum, at) => sum + one[at], 0) / entry.at.length);
+  });
+  const field = { values: values.flat(), width: queries.length, rows: part.layers.map((_, at) => at), cols: rows, signed: false, own: false };
+  field.at = (y, x) => values[y][rows[x]];
+  const picture = cellsPicture(field, app.palette().up, 1);
+  const mean = values.map((row) => rows.reduce((sum, at) => sum + row[at], 0) / rows.length);
+  let canvas = box.querySelector("canvas");
+  if (!canvas) {
+    box.append(make("h3", {}, "Mixing ratio"), make("p", { className: "ns-hint" }),
+      make("div", { className: "ns-strip" }, make("div", { className: "ns-strip-names" }), make("canvas", { role: "img" }), make("div", { className: "ns-strip-means" })));
+    canvas = box.querySelector("canvas");
+    const under = (event) => {
+      const area = canvas.getBoundingClientRect();
+      const { cols, part: now } = canvas.about;
+      const y = Math.min(now.layers.length - 1, Math.max(0, Math.floor(((event.clientY - area.top) / area.height) * now.layers.length)));
+      const x = Math.min(cols.length - 1, Math.max(0, Math.floor(((event.clientX - area.left) / area.width) * cols.length)));
+      return { layer: now.layers[y], y, at: cols[x] };
+    };
+    canvas.addEventListener("pointermove", (event) => {
+      const { layer, y, at } = under(event);
+      app.tip(event, [`${visible(canvas.about.queries[at].text)}, layer ${layer}`, `${percent(canvas.about.values[y][at])} from others`]);
+    });
+    canvas.addEventListener("pointerleave", () => app.tip(null));
+    canvas.addEventListener("click", (event) => {
+      const { layer, at } = under(event);
+      app.set({ layer, query: canvas.about.queries[at].at[0], key: null });
+    });
+  }
+  canvas.about = { cols: rows, part, queries, values };
+  box.querySelector("p").textContent = `How much of each token comes from other tokens (${(choose(part, wanted, { head: "sum" }).variant).short}); rows are layers, columns tokens. Mean at the right.`;
+  canvas.width = picture.width;
+  canvas.height = picture.height;
+  canvas.style.height = `${layers * 14}px`;
+  canvas.getContext("2d").drawImage(picture, 0, 0);
+  canvas.setAttribute("aria-label", "Mixing ratio by layer, mean over tokens: " + part.layers.map((layer, at) => `layer ${layer} ${percent(mean[at])}`).join(", "));
+  const names = box.querySelector(".ns-strip-names");
+  const means = box.querySelector(".ns-strip-means");
+  names.replaceChildren(...part.layers.map((layer) => make("button", {
+    type: "button", className: layer === state.layer ? "ns-now" : "", "aria-label": `go to layer ${layer}`, on: { click: () => app.set({ layer }) },
+  }, String(layer))));
+  means.replaceChildren(...mean.map((value) => make("span", {}, `${Math.round(value * 100)} %`)));
+}
+
+function aboutMap(app, box) {
+  const { fields, model } = app;
+  const maps = fields.filter((field) => !field.signed);
+  const fineness = Math.min(...maps.map((field) => field.levels));
+  const open = box.querySelector("details")?.open ?? false;
+  box.replaceChildren(
+    ...maps.flatMap((field) => [
+      make("h3", {}, field.variant.title),
+      make("p", { className: "ns-math" }, formula(field.variant.formula)),
+      make("p", { className: "ns-hint" }, field.variant.says),
+      make("p", { className: "ns-hint" }, "Reconstruction error: ",
+        make("b", {}, typeof field.variant.error === "number" ? field.variant.error.toExponential(1) : "not measured"),
+        ", the worst gap to the model’s own state."),
+    ]),
+    make("details", { open },
+      make("summary", {}, "Signature and precision"),
+      ...model.signatures.map((text) => make("p", { className: "ns-signature", dir: "ltr" }, visible(text || "none", 4000))),
+      make("p", { className: "ns-hint" }, `Here values are rounded to 1/${fineness} of the largest of their layer or head. The saved result has all digits.`)),
+  );
+}

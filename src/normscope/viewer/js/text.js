@@ -1,0 +1,65 @@
+// Tokens are somebody else's text. They reach the page as text nodes only, with every character
+// that hides, moves or turns other text written out.
+
+const HIDDEN =
+  /[\p{Cc}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]/gu;
+const KNOWN = { "\n": "↵", "\t": "⇥", "\r": "␍" };
+const RTL = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/gu;
+
+/** The text with hidden characters written out, cut to `limit` characters. */
+function visible(text, limit = 40) {
+  let shown = String(text);
+  let cut = false;
+  if (shown.length > limit) {
+    const characters = Array.from(shown.slice(0, 2 * limit + 2));
+    cut = characters.length > limit || shown.length > 2 * limit + 2;
+    if (cut) shown = characters.slice(0, limit).join("");
+  }
+  shown = shown.replace(HIDDEN, (one) => KNOWN[one] ?? `\\u{${one.codePointAt(0).toString(16)}}`);
+  if (shown === "") return "∅";
+  if (/^\s+$/u.test(shown)) shown = "␣".repeat(Math.min(shown.length, 8));
+  return cut ? shown + "…" : shown;
+}
+
+/** "rtl" where most letters are of a script that is written from the right. */
+function directionOf(texts) {
+  const all = texts.join("").slice(0, 20000);
+  const right = (all.match(RTL) ?? []).length;
+  const letters = (all.match(/\p{L}/gu) ?? []).length;
+  return right * 2 > letters ? "rtl" : "ltr";
+}
+
+function percent(value) {
+  const hundred = Math.abs(value * 100);
+  return `${value < 0 ? "−" : ""}${hundred >= 9.995 ? hundred.toFixed(1) : hundred.toFixed(2)} %`;
+}
+
+function number(value) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return (value < 0 ? "−" : "") + (size >= 1e4 || size < 1e-3 ? size.toExponential(2) : size.toPrecision(3));
+}
+
+/** An element: properties and attributes in one object, then children (strings become text). */
+function make(tag, about = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(about)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name === "on") for (const [event, call] of Object.entries(value)) element.addEventListener(event, call);
+    else if (name in element && !name.startsWith("aria") && name !== "list" && name !== "form") element[name] = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** α_{ij}^{h} with its marks set low and high. */
+function formula(text) {
+  const whole = make("span", { className: "ns-formula", dir: "ltr" });
+  for (const piece of text.split(/([_^]\{[^}]*\})/)) {
+    if (piece.startsWith("_{")) whole.append(make("sub", {}, piece.slice(2, -1)));
+    else if (piece.startsWith("^{")) whole.append(make("sup", {}, piece.slice(2, -1)));
+    else if (piece) whole.append(piece);
+  }
+  return whole;
+}

@@ -1,0 +1,306 @@
+// Token to token: the keys above, the queries below, curves between them.
+
+const LINES = 40; // at most, from one token
+
+function tokensPanel(app) {
+  const keys = make("div", { className: "ns-row ns-keys" });
+  const queries = make("div", { className: "ns-row ns-queries" });
+  const canvas = make("canvas", { className: "ns-lines", "aria-hidden": "true" });
+  const pair = make("div", { className: "ns-pair" }, canvas,
+    make("p", { className: "ns-side" }), keys,
+    make("div", { className: "ns-gap" }),
+    queries, make("p", { className: "ns-side" }));
+  const [above, below] = pair.querySelectorAll(".ns-side");
+  const title = make("h3");
+  const legend = make("p", { className: "ns-legend" });
+  const element = make("section", { className: "ns-panel" },
+    make("div", { className: "ns-panel-head" }, title, legend), pair);
+  const chips = { key: [], query: [] };
+  let field = null;
+  let boxes = null;
+
+  function build() {
+    const direction = directionOf(field.queries.map((one) => one.text));
+    const cross = !field.self;
+    above.textContent = cross ? "Source: taken from (keys)" : "Taken from (keys)";
+    below.textContent = cross ? "Target: takes (queries)" : "Takes (queries)";
+    for (const [side, list, shown, box] of [
+      ["key", field.keys, field.cols, keys],
+      ["query", field.queries, field.rows, queries],
+    ]) {
+      box.textContent = "";
+      box.dir = cross ? directionOf(list.map((one) => one.text)) : direction;
+      box.setAttribute("role", "listbox");
+      box.setAttribute("aria-label", side === "key" ? above.textContent : below.textContent);
+      box.setAttribute("aria-orientation", "horizontal");
+      chips[side] = new Array(list.length);
+      for (const at of shown) {
+        const entry = list[at];
+        const label = make("bdi", {}, visible(entry.text));
+        const chip = make("span", {
+          className: `ns-token${entry.special ? " ns-special" : ""}${entry.joined ? " ns-joined" : ""}`,
+          role: "option", tabIndex: -1, "aria-selected": "false",
+        }, label, make("small", { "aria-hidden": "true" }));
+        chip.dataset.side = side;
+        chip.dataset.at = at;
+        chips[side][at] = { chip, label, small: chip.lastChild, level: -1, note: "" };
+        box.append(chip);
+      }
+    }
+    boxes = null;
+  }
+
+  function measure() {
+    const origin = pair.getBoundingClientRect();
+    const ratio = window.devicePixelRatio || 1;
+    canvas.width = Math.max(1, Math.round(origin.width * ratio));
+    canvas.height = Math.max(1, Math.round(origin.height * ratio));
+    boxes = { width: origin.width, height: origin.height };
+    for (const side of ["key", "query"])
+      boxes[side] = chips[side].map((one) => {
+        const box = one.chip.getBoundingClientRect();
+        return {
+          x: box.left - origin.left + box.width / 2,
+          y: (side === "key" ? box.bottom : box.top) - origin.top,
+          left: box.left - origin.left, top: box.top - origin.top, width: box.width, height: box.height,
+        };
+      });
+  }
+
+  function links(focus, vector) {
+    if (focus) {
+      const size = Math.max(...ranked(field, focus, vector).slice(0, 1).map((at) => Math.abs(vector[at])), 0);
+      return ranked(field, focus, vector)
+        .slice(0, LINES)
+        .filter((at) => Math.abs(vector[at]) > size * 0.02)
+        .map((at) => ({
+          query: focus.side === "query" ? focus.index : at,
+          key: focus.side === "query" ? at : focus.index,
+          value: vector[at], weight: Math.abs(vector[at]) / size,
+        }));
+    }
+    if (field.signed) return [];
+    return field.rows.map((query) => {
+      let best = -1;
+      for (const key of field.cols)
+        if (!(field.own && key === query) && (best < 0 || field.value(query, key) > field.value(query, best))) best = key;
+      return { query, key: best, value: field.value(query, best), weight: 0 };
+    }).filter((link) => link.key >= 0 && link.value > 0);
+  }
+
+  function curve(link) {
+    const from = boxes.query[link.query];
+    const to = boxes.key[link.key];
+    if (!from || !to) return null;
+    const bend = Math.max(24, (from.y - to.y) / 2);
+    return [from.x, from.y, from.x, from.y - bend, to.x, to.y + bend, to.x, to.y];
+  }
+
+  function colourOf(link) {
+    const dark = app.theme() === "dark";
+    if (!field.signed) return app.palette().up.css[dark ? 160 : 165];
+    return app.palette().difference.css[link.value < 0 ? (dark ? 45 : 40) : 212];
+  }
+
+  function strokeOf(link) {
+    const all = link.weight === 0;
+    return { width: all ? (field.self ? 1.2 : 2) : 0.6 + 6.5 * link.weight, alpha: all ? (field.self ? 0.5 : 0.75) : 0.25 + 0.65 * link.weight };
+  }
+
+  let drawn = [];
+  function paint() {
+    const focus = app.focus();
+    const vector = vectorOf(field, focus);
+    const colours = field.signed ? app.palette().difference : app.palette().up;
+    const order = ranked(field, focus, vector);
+    const max = order.length ? Math.abs(vector[order[0]]) : 0;
+    const noted = focus ? new Set(order.slice(0, 6).filter((at) => Math.abs(vector[at]) > max * 0.05)) : new Set();
+    const lit = focus?.side === "key" ? "query" : "key";
+    for (const side of ["key", "query"])
+      chips[side].forEach((one, at) => {
+        const chosen = focus?.side === side && focus.index === at;
+        const hidden = lit === side && field.own && focus?.index === at;
+        const shade = lit === side && !hidden ? level(vector[at], max, field.signed) : -2;
+        if (one.level !== shade || one.colours !== colours) {
+          one.level = shade;
+          one.colours = colours;
+          one.chip.style.backgroundColor = shade < 0 ? "" : colours.css[shade];
+          one.chip.style.color = shade < 0 ? "" : colours.ink[shade];
+        }
+        const note = lit === side && noted.has(at) ? field.text(vector[at]) : "";
+        if (one.note !== note) {
+          one.note = note;
+          one.small.textContent = note;
+        }
+        if (one.chosen !== chosen) {
+          one.chosen = chosen;
+          one.chip.classList.toggle("ns-chosen", chosen);
+          one.chip.setAttribute("aria-selected", String(chosen));
+        }
+      });
+    legend.textContent = max > 0
+      ? focus ? `strongest: ${field.text(max).replace("+", "±")}` : field.signed ? "mean over all tokens" : "mean over all tokens; lines: the largest of each"
+      : "nothing to show";
+    drawLines(focus, vector);
+    rove(focus);
+  }
+
+  function drawLines(focus, vector) {
+    if (!boxes) measure();
+    const context = canvas.getContext("2d");
+    const ratio = window.devicePixelRatio || 1;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, boxes.width, boxes.height);
+    context.lineCap = "round";
+    drawn = [];
+    for (const link of links(focus, vector).reverse()) {
+      const path = curve(link);
+      if (!path) continue;
+      const { width, alpha } = strokeOf(link);
+      const colour = colourOf(link);
+      drawn.push({ path, width, alpha, colour });
+      context.globalAlpha = alpha;
+      context.strokeStyle = colour;
+      context.lineWidth = width;
+      context.beginPath();
+      context.moveTo(path[0], path[1]);
+      context.bezierCurveTo(...path.slice(2));
+      context.stroke();
+    }
+    context.globalAlpha = 1;
+  }
+
+  /** One token of each row is in the order of the Tab key; arrows go on from there. */
+  function rove(focus) {
+    for (const side of ["key", "query"]) {
+      const shown = side === "key" ? field.cols : field.rows;
+      const stop = focus?.side === side && shown.includes(focus.index) ? focus.index : shown[0];
+      if (chips[side].stop === stop) continue;
+      if (chips[side][chips[side].stop]) chips[side][chips[side].stop].chip.tabIndex = -1;
+      if (chips[side][stop]) chips[side][stop].chip.tabIndex = 0;
+      chips[side].stop = stop;
+    }
+  }
+
+  function under(event) {
+    const chip = event.target.closest?.(".ns-token");
+    return chip && pair.contains(chip) ? { side: chip.dataset.side, index: Number(chip.dataset.at), chip } : null;
+  }
+  let last = null;
+  pair.addEventListener("pointerover", (event) => {
+    if (event.pointerType === "touch") return;
+    const found = under(event);
+    if ((found?.chip ?? null) === last) return;
+    last = found?.chip ?? null;
+    app.hover(found);
+    if (found) {
+      const entry = (found.side === "key" ? field.keys : field.queries)[found.index];
+      app.tip(event, tokenNote(entry, found.index));
+    } else app.tip(null);
+  });
+  pair.addEventListener("pointerleave", () => {
+    last = null;
+    app.hover(null);
+    app.tip(null);
+  });
+  pair.addEventListener("click", (event) => {
+    const found = under(event);
+    if (!found) return;
+    app.pin(found.side, found.index, true);
+  });
+  pair.addEventListener("focusin", (event) => {
+    const found = under(event);
+    if (found && event.target.matches(":focus-visible")) app.pin(found.side, found.index);
+  });
+  pair.addEventListener("keydown", (event) => {
+    const found = under(event);
+    if (!found) return;
+    const next = neighbour(event.key, found);
+    if (!next) return;
+    event.preventDefault();
+    chips[next.side][next.at].chip.focus();
+    app.pin(next.side, next.at);
+  });
+
+  function neighbour(key, { side, index }) {
+    const shown = side === "key" ? field.cols : field.rows;
+    const here = shown.indexOf(index);
+    const turned = (side === "key" ? keys : queries).dir === "rtl" ? -1 : 1;
+    const step = { ArrowRight: turned, ArrowLeft: -turned }[key];
+    if (step) return shown[here + step] === undefined ? null : { side, at: shown[here + step] };
+    if (key === "Home") return { side, at: shown[0] };
+    if (key === "End") return { side, at: shown[shown.length - 1] };
+    if (key !== "ArrowUp" && key !== "ArrowDown") return null;
+    if (!boxes) measure();
+    const from = boxes[side][index];
+    let best = null;
+    for (const other of ["key", "query"])
+      for (const at of other === "key" ? field.cols : field.rows) {
+        const box = boxes[other][at];
+        const down = box.top - from.top;
+        if (key === "ArrowUp" ? down > -4 : down < 4) continue;
+        const far = Math.abs(down) * 10 + Math.abs(box.x - from.x);
+        if (!best || far < best.far) best = { side: other, at, far };
+      }
+    return best;
+  }
+
+  return {
+    element,
+    show(now) {
+      field = now;
+      title.textContent = panelTitle(app, field);
+      build();
+    },
+    change(now) {
+      field = now;
+      title.textContent = panelTitle(app, field);
+    },
+    paint,
+    resized() {
+      boxes = null;
+    },
+    focusToken(side, at) {
+      chips[side][at]?.chip.focus();
+    },
+    svg(into, x, y) {
+      if (!boxes) measure();
+      const style = getComputedStyle(app.root);
+      for (const { path, width, alpha, colour } of drawn)
+        into.append(svg("path", {
+          d: `M${path.slice(0, 2).map((v, i) => round(v + (i ? y : x))).join(" ")}C${path.slice(2).map((v, i) => round(v + (i % 2 ? y : x))).join(" ")}`,
+          fill: "none", stroke: colour, "stroke-width": round(width), "stroke-opacity": round(alpha), "stroke-linecap": "round",
+        }));
+      for (const side of ["key", "query"])
+        chips[side].forEach((one, at) => {
+          const box = boxes[side][at];
+          const own = getComputedStyle(one.chip);
+          into.append(svg("rect", {
+            x: round(x + box.left), y: round(y + box.top), width: round(box.width), height: round(box.height), rx: 5,
+            fill: own.backgroundColor, stroke: one.chosen ? style.getPropertyValue("--accent").trim() : "none", "stroke-width": 2,
+          }));
+          into.append(svg("text", {
+            x: round(x + box.x), y: round(y + box.top + box.height / 2 + 5), "text-anchor": "middle", "font-size": 14, fill: own.color,
+          }, one.label.textContent));
+          if (one.note) into.append(svg("text", {
+            x: round(x + box.x), y: round(y + box.top + box.height + 11), "text-anchor": "middle", "font-size": 10,
+            fill: style.getPropertyValue("--muted").trim(),
+          }, one.note));
+        });
+      const size = pair.getBoundingClientRect();
+      return { width: size.width, height: size.height };
+    },
+  };
+}
+
+function tokenNote(entry, index) {
+  const lines = [`${visible(entry.text, 80)}`];
+  if (entry.piece !== entry.text) lines.push(`piece ${visible(entry.piece, 80)}`);
+  lines.push(`position ${entry.at[0]}${entry.at.length > 1 ? `–${entry.at[entry.at.length - 1]}` : ""}${entry.special ? ", special" : ""}`);
+  return lines;
+}
+
+function panelTitle(app, field) {
+  const place = field.signed ? "" : field.label || (field.variant.unit === "weight" ? "mean over heads" : "heads together");
+  return `${field.variant.short}${place ? ` · ${place}` : ""}`;
+}

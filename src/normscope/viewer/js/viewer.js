@@ -1,0 +1,232 @@
+// The viewer: one record of state, one function that shows it.
+
+async function mountNormscope(root, data, { page = false } = {}) {
+  root.classList.add("normscope");
+  root.textContent = "";
+  let model;
+  try {
+    model = await unpack(data);
+  } catch (problem) {
+    root.append(make("p", { className: "ns-problem", role: "alert" }, `This page could not be opened: ${problem.message}`));
+    return null;
+  }
+  const app = { root, model, hovered: null, fields: [], panels: [], back: "tokens" };
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  app.state = fitting(model, { ...opening(model, root.clientWidth >= 900), ...(page ? fromFragment(location.hash) : {}) });
+
+  // ---- what the parts of the view ask for
+
+  Object.defineProperty(app, "part", { get: () => model.parts.find((one) => one.name === app.state.part) });
+  app.theme = () => app.state.theme || (dark.matches ? "dark" : "light");
+  app.palette = () => PALETTES[app.theme()];
+  app.font = () => getComputedStyle(root).fontFamily;
+  app.inks = () => {
+    const style = getComputedStyle(root);
+    return Object.fromEntries(["ink", "muted", "line", "panel", "accent"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+  };
+  const entryOf = (list, position) => (position === null ? null : list.findIndex((one) => one.at.includes(position)));
+  app.pinned = () => {
+    const { state } = app;
+    const widest = app.fields[app.fields.length - 1];
+    const query = entryOf(widest.queries, state.query);
+    const key = entryOf(widest.keys, state.key);
+    if (query !== null && query >= 0) return { side: "query", index: query, query, key };
+    if (key !== null && key >= 0) return { side: "key", index: key, query: null, key };
+    return null;
+  };
+  app.focus = () => {
+    const found = app.hovered ?? app.pinned();
+    if (!found || found.query !== undefined) return found;
+    return { ...found, query: found.side === "query" ? found.index : null, key: found.side === "key" ? found.index : null };
+  };
+  app.hover = (found) => {
+    if (!found && !app.hovered) return;
+    app.hovered = found;
+    app.refocus();
+  };
+  app.pin = (side, index, toggle = false) => {
+    const widest = app.fields[app.fields.length - 1];
+    const position = (side === "key" ? widest.keys : widest.queries)[index].at[0];
+    const same = side === "key" ? app.state.query === null && app.state.key === position : app.state.query === position && app.state.key === null;
+    app.hovered = null;
+    if (same && !toggle) return;
+    app.set(same ? { query: null, key: null } : { query: side === "query" ? position : null, key: side === "key" ? position : null });
+  };
+  app.pinCell = (query, key) => {
+    const widest = app.fields[app.fields.length - 1];
+    app.set({ query: widest.queries[query].at[0], key: key === null ? null : widest.keys[key].at[0] });
+  };
+  app.step = (what, by) => {
+    const { part, state } = app;
+    const map = part.maps.find((one) => one.name === state.map);
+    const lists = {
+      layer: part.layers,
+      head: [...(map.sum ? ["sum"] : []), ...(map.heads ?? [])],
+      map: part.maps.map((one) => one.name),
+      versus: ["", ...part.maps.map((one) => one.name).filter((name) => name !== state.map)],
+      part: model.parts.map((one) => one.name),
+    };
+    const list = lists[what];
+    const at = list.indexOf(state[what]) + by;
+    if (what === "layer" && list[at] === undefined) return; // the ends are ends; the rest goes round
+    const value = list[(at + list.length) % list.length];
+    app.set({ [what]: value, ...(what === "map" && value === state.versus ? { versus: "" } : {}), ...(what === "part" ? { query: null, key: null } : {}) });
+  };
+
+  // ---- the frame
+
+  const bar = controls(app);
+  const tip = make("div", { className: "ns-tip", role: "tooltip", hidden: true });
+  const live = make("div", { className: "ns-live", role: "status", "aria-live": "polite" });
+  const help = keyHelp();
+  const stage = make("div", { className: "ns-stage", role: "tabpanel", tabIndex: -1 });
+  const names = { tokens: "Tokens", matrix: "Matrix", overview: "Overview" };
+  const tabs = make("div", { className: "ns-tabs", role: "tablist", "aria-label": "View" },
+    VIEWS.map((view) => make("button", { type: "button", role: "tab", "data-view": view, on: { click: () => app.set({ view }) } }, names[view])));
+  tabs.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    app.set({ view: VIEWS[(VIEWS.indexOf(app.state.view) + by + VIEWS.length) % VIEWS.length] });
+    tabs.querySelector("[aria-selected=true]").focus();
+  });
+  const saves = make("div", { className: "ns-saves", role: "group", "aria-label": "Save what is shown" },
+    ["png", "svg", "csv"].map((kind) => make("button", { type: "button", title: `save what is shown as ${kind.toUpperCase()}`,
+      on: { click: () => save(app, kind).catch((problem) => app.say(`not saved: ${problem.message}`)) } }, kind.toUpperCase())));
+  const themes = make("button", { type: "button", className: "ns-theme", on: { click: () => app.set({ theme: app.theme() === "dark" ? "light" : "dark" }) } }, "◐");
+  const helps = make("button", { type: "button", "aria-label": "keys", title: "keys (?)", on: { click: () => help.showModal() } }, "?");
+  const listBox = make("section", { className: "ns-card" });
+  const mixBox = make("section", { className: "ns-card" });
+  const aboutBox = make("section", { className: "ns-card" });
+  const fields = Object.fromEntries((model.signatures[0] ?? "").split("|").map((field) => [field.slice(0, field.indexOf(":")), field.slice(field.indexOf(":") + 1)]));
+  const body = make("div", { className: "ns-body" }, stage, make("aside", { className: "ns-aside", "aria-label": "Numbers" }, listBox, mixBox, aboutBox));
+  root.append(
+    make("header", { className: "ns-head" },
+      make("div", { className: "ns-brand" }, make("h1", {}, "normscope"), make("span", { className: "ns-model" }, visible(fields.model || "", 60).replace("∅", ""))),
+      make("div", { className: "ns-tools" }, saves, themes, helps)),
+    bar.element,
+    make("div", { className: "ns-views" }, tabs, make("p", { className: "ns-hint" }, "Point at a token, click it, or tab to it and use the arrow keys.")),
+    body,
+    tip, live, help);
+
+  app.tip = (event, lines = []) => {
+    tip.hidden = !event || !lines.length;
+    if (tip.hidden) return;
+    tip.replaceChildren(...lines.map((line) => make("div", { dir: "auto" }, line)));
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, window.innerWidth - box.width - 8))}px`;
+    tip.style.top = `${event.clientY + 18 + box.height > window.innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+  };
+  let saying = 0;
+  app.say = (text) => {
+    clearTimeout(saying);
+    saying = setTimeout(() => (live.textContent = text), 250);
+  };
+
+  // ---- showing the state
+
+  let shape = "";
+  let kind = "";
+  function show() {
+    const { state } = app;
+    app.fields = fieldsOf(model, app.part, state);
+    if (state.view !== "overview") app.back = state.view;
+    root.dataset.theme = app.theme();
+    root.dataset.view = state.view;
+    themes.setAttribute("aria-label", app.theme() === "dark" ? "light colours" : "dark colours");
+    themes.title = `${themes.getAttribute("aria-label")} (t)`;
+    for (const tab of tabs.children) {
+      const here = tab.dataset.view === state.view;
+      tab.setAttribute("aria-selected", String(here));
+      tab.tabIndex = here ? 0 : -1;
+    }
+    stage.setAttribute("aria-label", names[state.view]);
+    bar.sync();
+    const count = state.view === "overview" ? 1 : app.fields.length;
+    const wanted = `${state.view}/${count}`;
+    if (wanted !== kind) {
+      kind = wanted;
+      shape = "";
+      const maker = { tokens: tokensPanel, matrix: matrixPanel, overview: overviewPanel }[state.view];
+      app.panels = Array.from({ length: count }, () => maker(app));
+      stage.replaceChildren(...app.panels.map((panel) => panel.element));
+      body.dataset.count = stage.dataset.count = count;
+    }
+    // What the tokens on the screen depend on; all else is a matter of painting.
+    const now = JSON.stringify([state.part, state.words, state.special, app.fields.map((field) => field.variant.keys)]);
+    app.panels.forEach((panel, at) => (now === shape ? panel.change(app.fields[at]) : panel.show(app.fields[at])));
+    shape = now;
+    app.refocus();
+    mixingStrip(app, mixBox);
+    aboutMap(app, aboutBox);
+  }
+  app.refocus = () => {
+    app.panels.forEach((panel) => panel.paint());
+    contributors(app, listBox);
+  };
+
+  let writing = 0;
+  app.set = (changes) => {
+    const start = performance.now();
+    app.hovered = null;
+    app.state = fitting(model, { ...app.state, ...changes });
+    show();
+    app.say(summary(app));
+    if (page) {
+      clearTimeout(writing);
+      // Browsers limit how often the address may change.
+      writing = setTimeout(() => {
+        try {
+          history.replaceState(null, "", toFragment(app.state));
+        } catch {
+          // An embedded page may have no address of its own.
+        }
+      }, 120);
+    }
+    root.dispatchEvent(new CustomEvent("normscope:shown", { detail: { ms: performance.now() - start, state: { ...app.state } } }));
+  };
+
+  // ---- events
+
+  const listen = page ? document : root;
+  listen.addEventListener("keydown", (event) => {
+    const at = event.target;
+    if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
+    if (at.matches?.("select, textarea, [contenteditable], input:not([type=radio]):not([type=checkbox]):not([type=range])")) return;
+    const { state } = app;
+    const does = {
+      1: () => app.set({ view: "tokens" }), 2: () => app.set({ view: "matrix" }), 3: () => app.set({ view: "overview" }),
+      l: () => app.step("layer", 1), L: () => app.step("layer", -1),
+      h: () => app.step("head", 1), H: () => app.step("head", -1),
+      m: () => app.step("map", 1), M: () => app.step("map", -1),
+      c: () => app.step("versus", 1), p: () => app.step("part", 1),
+      n: () => app.set({ scale: state.scale === "share" ? "absolute" : "share" }),
+      w: () => app.set({ words: !state.words }),
+      x: () => app.set({ special: !state.special }),
+      d: () => app.set({ own: !state.own }),
+      t: () => app.set({ theme: app.theme() === "dark" ? "light" : "dark" }),
+      "?": () => help.showModal(),
+      Escape: () => app.set({ query: null, key: null }),
+    }[event.key];
+    if (!does) return;
+    event.preventDefault();
+    does();
+  });
+  let wide = root.clientWidth;
+  new ResizeObserver(() => {
+    if (root.clientWidth === wide) return;
+    wide = root.clientWidth;
+    app.panels.forEach((panel) => panel.resized());
+    app.refocus();
+  }).observe(root);
+  dark.addEventListener("change", show);
+  if (page) window.addEventListener("hashchange", () => app.set({ ...opening(model, root.clientWidth >= 900), ...fromFragment(location.hash) }));
+  show();
+  // Fonts may come late and move what was measured.
+  document.fonts?.ready.then(() => {
+    app.panels.forEach((panel) => panel.resized());
+    app.refocus();
+  });
+  root.dataset.ready = "true";
+  return app;
+}
