@@ -20,6 +20,7 @@ from normscope.errors import (
 from normscope.properties import expansion_rate, layernorm_scale, singular_values
 from normscope.reductions import Reductions
 from normscope.tokens import Tokens
+from normscope.viewer.widget import widget
 
 __version__ = "0.1.0"
 
@@ -45,4 +46,5 @@ __all__ = [
     "layernorm_scale",
     "load",
     "singular_values",
+    "widget",
 ]

@@ -127,6 +127,11 @@ class LabelledArray:
             lines += [f"{axis}: {abridged(tokens)}" for axis, tokens in self.tokens.items()]
         return "\n  ".join(lines)
 
+    def _repr_html_(self) -> str:
+        from normscope.viewer.static import array_html
+
+        return array_html(self)
+
     # ---- selecting
 
     def sel(self, **selection: object) -> LabelledArray:

@@ -1,4 +1,4 @@
-"""The command line: `normscope analyze`, `demo`, `families`, `bench`, `version`."""
+"""The command line: `normscope analyze`, `view`, `demo`, `families`, `bench`, `version`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from normscope import export, report
 from normscope.analysis import analyze as run_analysis
 from normscope.analysis import check_maps
 from normscope.commands.serve import serve
+from normscope.commands.view import view
+from normscope.decomposition.attention import MAPS
 from normscope.errors import InputError, NormscopeError
 
 INTERRUPTED = 130  # the status that Ctrl-C gives, to typer too
@@ -143,22 +145,23 @@ def analyze(
         ),
     ] = None,
     maps: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="MAP[,MAP]",
             help="attn_w: the attention weight α. attn_n: the norm ‖αf(x)‖ of what is added. "
             "attn_res_w, attn_res_n, attn_res_ln_n: with residual and norm. atb, atb_ln, atb_ff, "
             "atb_ff_res, atb_ff_res_ln, atb_ln_ff, atb_ln_ff_res: on through the feed-forward, "
-            "as far as the model's layout has them.",
+            "as far as the model's layout has them. Without it, attn_w,attn_n.",
         ),
-    ] = "attn_w,attn_n",
+    ] = None,
     heads: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="sum|each",
-            help="sum: one map a layer (mean of α, norm of the summed vectors). each: one a head.",
+            help="sum: one map a layer (mean of α, norm of the summed vectors). each: one a head. "
+            "Without it, sum.",
         ),
-    ] = "sum",
+    ] = None,
     ff_bias: Annotated[
         str,
         typer.Option(
@@ -223,8 +226,8 @@ def analyze(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the maps to FILE: .json, .csv or .safetensors. - writes JSON to standard "
-            "output. Without it, a table is printed.",
+            help="Write the maps to FILE: .json, .csv, .safetensors, or .html for an interactive "
+            "page. - writes JSON to standard output. Without it, a table is printed.",
         ),
     ] = None,
     debug: Debug = False,
@@ -242,6 +245,7 @@ def analyze(
       normscope analyze --text "Is it warm?" --text-pair "It is, in June."
       normscope analyze --text "The cat sat." --heads each --layer 2 --layer 4
       normscope analyze --text "The cat sat." --output cat.csv
+      normscope analyze --text "The cat sat." --output cat.html
       normscope analyze --text "The cat sat." --output - | jq .tokens
       normscope analyze --text "The cat sat." --reduce mixing_ratio,top3
       normscope analyze --model Helsinki-NLP/opus-mt-de-en \\
@@ -253,12 +257,17 @@ def analyze(
                      "maps": {"attn_n": [layer][query][key]}, …}
       .csv          part,map,layer,head,query,query_token,key,key_token,value
       .safetensors  everything, bit for bit: normscope.load(FILE) in Python
+      .html         an interactive page. Without --maps and --heads it has the weights and norms
+                    of every head, and the maps up to the end of the attention block
 
     \b
     Exit status:
       0 done, 1 unexpected error, 2 mistake in what was given, 130 interrupted
     """  # noqa: D301
-    names = [name.strip() for name in maps.split(",")]
+    # A page without a choice of maps shows the way from weights to norms to the whole block.
+    rich = _is_page(output) and maps is None and heads is None and reduce is None
+    heads = "sum" if heads is None else heads
+    names = list(MAPS) if maps is None else [name.strip() for name in maps.split(",")]
     reductions = [name.strip() for name in reduce.split(",")] if reduce is not None else []
     categories = _categories(category or [])
     if ("category" in reductions) != bool(categories):
@@ -276,6 +285,13 @@ def analyze(
         raise InputError(f"layers are counted from 0; there is no layer {min(layers)}")
     if output is not None and not reductions:
         export.check_output(output)
+    if rich:
+        assert output is not None
+        return _write_page(
+            output, layers, model,
+            text=text, text_pair=text_pair, target=target, attention=attention,
+            truncate=truncate, device=device, dtype=dtype, revision=revision,
+        )  # fmt: skip
     with _quiet():
         result = run_analysis(
             model,
@@ -309,6 +325,23 @@ def analyze(
     export.write(result, output)
     if output != export.STDOUT:
         print(f"wrote {output}\n{result.signature}", file=sys.stderr)
+
+
+def _is_page(output: str | None) -> bool:
+    return output is not None and Path(output).suffix.lower() == ".html"
+
+
+def _write_page(output: str, layers: list[int], model: str | None, **asked: Any) -> None:
+    from normscope import viewer
+
+    with _quiet():
+        results = viewer.gather(model, **asked)
+    if layers:
+        results = [export.keep_layers(one, layers) for one in results]
+    viewer.write(results, output)
+    if len(results) == 1:
+        print("normscope: the page has no single heads: the text is too long", file=sys.stderr)
+    print(f"wrote {output}\n{results[-1].signature}", file=sys.stderr)
 
 
 def _categories(given: Iterable[str]) -> dict[str, list[str]]:
@@ -527,6 +560,7 @@ def version(debug: Debug = False) -> None:
 
 
 app.command()(serve)
+app.command()(view)
 
 
 def main() -> None:

@@ -276,6 +276,23 @@ class Contributions:
         tables = {name: owner.to_pandas() for name, owner in owners.items()}
         return pandas.concat(tables, names=[column]).reset_index(column).reset_index(drop=True)
 
+    def to_html(self, path: str | os.PathLike[str]) -> None:
+        """Write an interactive page: one HTML file that needs no network."""
+        from normscope.viewer import write
+
+        write(self, path)
+
+    def show(self) -> None:
+        """Open the interactive page in the browser, or below the cell of a notebook."""
+        from normscope.viewer.show import show
+
+        show(self)
+
+    def _repr_html_(self) -> str:
+        from normscope.viewer.static import result_html
+
+        return result_html(self)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything, bit for bit, into one safetensors file; `load` reads it back.
 

@@ -1,4 +1,4 @@
-"""A result into a file: JSON, CSV or safetensors, whole or not at all."""
+"""A result into a file: JSON, CSV, safetensors or a page, whole or not at all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from normscope.contributions import Contributions
 from normscope.errors import InputError
 
 STDOUT = "-"
-SUFFIXES = (".json", ".csv", ".safetensors")
+SUFFIXES = (".json", ".csv", ".safetensors", ".html")
 COLUMNS = (
     *("part", "map", "layer", "head"),
     *("query", "query_token", "key", "key_token", "value"),
@@ -64,6 +64,8 @@ def write(result: Contributions, output: str) -> None:
         sys.stdout.buffer.flush()
     elif suffix == ".safetensors":
         result.save(output)
+    elif suffix == ".html":
+        result.to_html(output)
     else:
         with whole_file(output) as file:
             if suffix == ".json":

@@ -3,12 +3,14 @@
     page(result)      the whole HTML, a string: no network, works from disk
     payload(result)   the data in it, ready for JSON
     write(result, path)
+    gather(model, …)  the results that make a rich page of one text
 
 Each takes one result or several of the same text, such as one with heads="each" and one with
 more maps: they are shown as one.
 """
 
 from normscope.viewer.encode import payload
+from normscope.viewer.gather import gather
 from normscope.viewer.page import page, write
 
-__all__ = ["page", "payload", "write"]
+__all__ = ["gather", "page", "payload", "write"]

@@ -169,9 +169,7 @@ class _Slabs:
     def mean_of(self, number: int) -> int:
         return self._append({"mean": number}, None)
 
-    def _weighted(
-        self, part: str, values: NDArray[np.float64], owner: Contributions
-    ) -> int | None:
+    def _weighted(self, part: str, values: NDArray[np.float64], owner: Contributions) -> int | None:
         """‖αf‖ = α‖f‖, if both are here and it is so."""
         number, norm = self._weights.get(part), owner.transformed_norm
         weights = None if number is None else self._arrays[number]
@@ -190,8 +188,8 @@ class _Slabs:
                 return number
         return self._append({"shape": list(values.shape)}, values)
 
-    def _append(self, about: dict[str, Any], values: NDArray[np.float64] | None) -> int:
-        self._kept.append(about)
+    def _append(self, kept: dict[str, Any], values: NDArray[np.float64] | None) -> int:
+        self._kept.append(kept)
         self._arrays.append(values)
         return len(self._kept) - 1
 
@@ -201,9 +199,9 @@ class _Slabs:
         levels = next(
             (one for one in LEVELS if sum(_estimate(v, one) for v in arrays) <= BUDGET), LEVELS[-1]
         )
-        for about, values in zip(self._kept, self._arrays, strict=True):
+        for kept, values in zip(self._kept, self._arrays, strict=True):
             if values is not None:
-                about |= _encode(values, levels)
+                kept |= _encode(values, levels)
         return self._kept
 
 

@@ -59,13 +59,13 @@ function controls(app) {
       groups.push(segmented("Part", "part", model.parts.map((one) => ({ value: one.name, text: one.name })), state.part, (value) => app.set({ part: value, query: null, key: null })));
     groups.push(segmented("Map", "map", part.maps.map((one) => ({ value: one.name, text: short(one), title: (one.sum ?? one.each).title })),
       state.map, (value) => app.set({ map: value, versus: state.versus === value ? "" : state.versus }), "ns-story"));
-    groups.push(dropdown("Compare with", "versus", [{ value: "", text: "nothing" },
-      ...part.maps.filter((one) => one !== map).map((one) => ({ value: one.name, text: short(one) }))], state.versus, (value) => app.set({ versus: value })));
     groups.push(layers());
     const choices = [...(map.sum ? [{ value: "sum", text: "together" }] : []), ...heads.map((head) => ({ value: head, text: `head ${head}` }))];
     const head = dropdown("Heads", "head", choices, map.each ? state.head : "sum", (value) => app.set({ head: value === "sum" ? "sum" : Number(value) }));
     head.querySelector("select").disabled = choices.length < 2;
     groups.push(head);
+    groups.push(dropdown("Compare with", "versus", [{ value: "", text: "nothing" },
+      ...part.maps.filter((one) => one !== map).map((one) => ({ value: one.name, text: short(one) }))], state.versus, (value) => app.set({ versus: value })));
     groups.push(segmented("Numbers", "scale", [
       { value: "share", text: "share", title: "share of what a token takes" }, { value: "absolute", text: "absolute", title: "the weight or the norm itself" },
     ], state.scale, (value) => app.set({ scale: value })));
