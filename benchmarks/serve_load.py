@@ -1,12 +1,12 @@
 """Load on `normscope serve`: many clients at once for a while, and what they got.
 
-    python benchmarks/serve_load.py --clients 50 --seconds 60 --json benchmarks/results/serve-load.json
+    python benchmarks/serve_load.py --clients 50 --seconds 60 --json serve-load.json
 
-Every client does what the page does: asks for an analysis, waits for it with questions that are kept
-open, fetches the page of the result, and begins again. Told to wait (429, 503), it waits as long as
+Every client does what the page does: asks for an analysis, waits for it (its questions are kept
+open), fetches the page of the result, begins again. Told to wait (429, 503), it waits as long as
 it is told. The server runs twice: with its own limits, which hold one address back, and with a rate
 that leaves only the queue as a limit. Memory is that of server and worker together.
-"""  # fmt: skip
+"""
 
 from __future__ import annotations
 
