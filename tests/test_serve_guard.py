@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -51,7 +52,7 @@ def test_other_machines_only_when_asked_for_and_never_without_a_token() -> None:
 def test_limits_are_above_zero(name: str) -> None:
     option = name.replace("_", "-")
     with pytest.raises(InputError, match=f"--{option} must be above 0, not 0"):
-        Settings(**{name: 0})
+        replace(Settings(), **cast(Any, {name: 0}))
 
 
 def test_names_of_the_server() -> None:
@@ -147,8 +148,8 @@ def test_with_a_token_everything_that_tells_or_does_needs_it() -> None:
         for path in ("/", "/health", "/static/app.js"):
             assert (await client.get(path)).status_code == 200
         for wrong in ("", "x", TOKEN + "x", TOKEN[:-1], "ä"):
-            headers = [(b"authorization", f"Bearer {wrong}".encode())]
-            assert (await client.get("/api/models", headers=headers)).status_code == 401
+            sent = [(b"authorization", f"Bearer {wrong}".encode())]
+            assert (await client.get("/api/models", headers=sent)).status_code == 401
         headers = {"Authorization": f"Bearer {TOKEN}"}
         assert (await client.get("/api/models", headers=headers)).status_code == 200
 
@@ -341,7 +342,7 @@ def test_an_unexpected_error_tells_nothing() -> None:
             transport: Any = client._transport
             transport.raise_app_exceptions = False
 
-            def fail(*_: Any) -> Any:
+            def fail(name: str) -> Any:
                 raise RuntimeError("secret")
 
             jobs.get = fail  # type: ignore[method-assign]

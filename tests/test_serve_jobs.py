@@ -40,7 +40,7 @@ def test_jobs_run_in_order_and_say_where_they_are() -> None:
         assert [one["position"] for one in told] == [0, 1, 2]
         assert [one["state"] for one in told] == ["running", "queued", "queued"]
         # A question that is kept open is answered when the place changes, not only at the end.
-        query = {"wait": 20, "state": "queued", "position": 2}
+        query: Any = {"wait": 20, "state": "queued", "position": 2}
         started = time.monotonic()
         moved = (await client.get(f"/api/jobs/{names[2]}", params=query)).json()
         assert moved["position"] == 1

@@ -87,7 +87,7 @@ def test_from_typing_to_download(running: Server, watched: Page, tmp_path: Path)
     page.get_by_role("button", name="Analyse").click()
     frame = analysed(page)
     expect(frame.get_by_text("mat", exact=True).first).to_be_visible(timeout=SLOW)
-    files = {}
+    files: dict[str, Path] = {}
     for name, kind in {
         "HTML page": "html", "safetensors": "safetensors", "JSON": "json", "CSV": "csv",
     }.items():  # fmt: skip
