@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint types test-lowest test-gpu bench clean
+.PHONY: help demo test test-browser lint types test-lowest test-gpu bench clean
 
 help:  ## show this list
 	@echo "make GOAL [PYTHON=python3.12]"
@@ -24,6 +24,13 @@ demo: $(VENV)/.installed  ## install, then show on a real model what attention w
 
 test: lint types  ## install, then lint, check types and run every test
 	$(PYTEST:python=$(VENV)/bin/python)
+
+test-browser: $(VENV)/.installed  ## the page in a real Chromium; make test runs these too where there is one
+	@$(VENV)/bin/python -c 'import sys; sys.path.insert(0, "tests"); import browsers; \
+		browsers.chromium() or sys.exit("There is no Chromium. On Debian and Ubuntu: " \
+		"apt-get install chromium. Elsewhere: install Chromium or Chrome, or name its program in " \
+		"NORMSCOPE_CHROMIUM")'
+	$(PYTEST:python=$(VENV)/bin/python) tests/browser
 
 lint: $(VENV)/.installed  ## ruff: the rules and the format
 	$(VENV)/bin/ruff check .

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub is imported
 
+import browsers
 import torch
 from jaxtyping import install_import_hook
 
@@ -15,6 +17,16 @@ torch.set_num_threads(1)
 collect_ignore = [
     *([] if torch.cuda.is_available() else ["gpu"]),
     *([] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted"]),
+    *([] if browsers.chromium() else ["browser"]),
 ]
 if importlib.util.find_spec("beartype"):  # GPU servers have little beside torch
     install_import_hook("normscope", "beartype.beartype")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if browsers.chromium() is None:
+        missing = browsers.tests()
+        terminalreporter.section(f"{len(missing)} browser tests were not run: there is no Chromium")
+        for name in missing:
+            terminalreporter.write_line(f"not run: {name}")
+        terminalreporter.write_line("to run them: apt-get install chromium, then make test-browser")

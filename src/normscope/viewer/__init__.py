@@ -9,8 +9,8 @@ Each takes one result or several of the same text, such as one with heads="each"
 more maps: they are shown as one.
 """
 
+from normscope.viewer.document import page, write
 from normscope.viewer.encode import payload
-from normscope.viewer.gather import gather
-from normscope.viewer.page import page, write
+from normscope.viewer.story import gather
 
 __all__ = ["gather", "page", "payload", "write"]

@@ -27,7 +27,8 @@ from normscope.viewer.formulas import about
 
 FORMAT, VERSION = "normscope.page", 1
 BUDGET = 2_650_000  # characters of base64 that all maps together aim at
-LEVELS = (65535, 16383, 4095, 2047, 1023, 511, 255, 127)
+LEVELS = (65535, 16383, 8191, 4095, 2047, 1023, 511, 255, 127)
+SAMPLE = 500_000  # cells of one map that are packed to see how well it packs
 LEAST_TOGETHER = 4095  # maps with a residual have a large diagonal and need a finer grid
 
 Results = Contributions | Sequence[Contributions]
@@ -232,14 +233,14 @@ def _grid(values: NDArray[np.float64], levels: int) -> tuple[NDArray[np.uint16],
 
 
 def _estimate(values: NDArray[np.float64], levels: int) -> float:
-    """About how many characters `_encode` will need: the entropy of the bytes."""
-    cells, _, levels = _grid(values, levels)
-    bits = 0.0
-    for plane in _planes(cells, levels):
-        counts = np.bincount(plane.ravel(), minlength=256)
-        share = counts[counts > 0] / plane.size
-        bits += plane.size * float(-(share * np.log2(share)).sum())
-    return bits / 8 * 4 / 3
+    """About how many characters `_encode` will need; of a large array some slices are tried."""
+    slices = values.reshape(-1, *values.shape[-2:])
+    step = max(1, values.size // SAMPLE)
+    some = slices[::step] if values.ndim > 2 else values
+    sample = some.reshape(len(some), 1, *some.shape[1:]) if values.ndim == 4 else some
+    cells, _, levels = _grid(sample, levels)
+    packed = sum(len(zlib.compress(plane.tobytes(), 1)) for plane in _planes(cells, levels))
+    return packed * (values.size / sample.size) * 4 / 3
 
 
 def _planes(cells: NDArray[np.uint16], levels: int) -> list[NDArray[np.uint8]]:

@@ -8,8 +8,8 @@ import tempfile
 import webbrowser
 from pathlib import Path
 
+from normscope.viewer.document import page, write
 from normscope.viewer.encode import Results
-from normscope.viewer.page import page, write
 
 HEIGHT = 860  # pixels of the frame in a notebook
 

@@ -31,10 +31,8 @@ def result_html(result: Contributions) -> str:
     rows = []
     for name, part in (result.parts or {"": result}).items():
         if name:
-            rows.append(
-                f'<tr><th colspan="4" style="text-align:left">{html.escape(name)}</th></tr>'
-            )
-            rows.append(f'<tr><td colspan="4" style="text-align:left">{_tokens(part.tokens)}</td>')
+            heading = f"<b>{html.escape(name)}</b> {_tokens(part.tokens)}"
+            rows.append(f'<tr><td colspan="4" style="text-align:left">{heading}</td></tr>')
         for map_name in part:
             array = part[map_name]
             shape = " × ".join(
@@ -47,9 +45,9 @@ def result_html(result: Contributions) -> str:
                 f'<td style="text-align:left">{html.escape(title)}</td><td>{shape}</td>'
                 f"<td>{'' if error is None else f'{error:.1e}'}</td></tr>"
             )
-    heading = "" if result.parts else f"<div>{_tokens(result.tokens)}</div>"
+    tokens = "" if result.parts else f"<div>{_tokens(result.tokens)}</div>"
     return (
-        f"<div><b>Contributions</b>{heading}<table><thead><tr>"
+        f"<div><b>Contributions</b>{tokens}<table><thead><tr>"
         '<th style="text-align:left">map</th><th style="text-align:left">what it is</th>'
         f"<th>shape</th><th>error</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
         "<div><code>.show()</code> opens the interactive page, <code>.to_html(path)</code> writes "

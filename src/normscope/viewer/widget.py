@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from normscope.errors import MissingExtraError
+from normscope.viewer.document import asset, code
 from normscope.viewer.encode import Results, payload
-from normscope.viewer.page import asset, code
 
 
 def widget(result: Results) -> Any:

@@ -28,7 +28,7 @@ function ramp(stops) {
     bytes.set(rgb, i * 3);
     css.push(`rgb(${rgb.join(",")})`);
     const [r, g, b] = rgb.map((c) => ((c / 255) <= 0.03928 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
-    ink.push(0.2126 * r + 0.7152 * g + 0.0722 * b > 0.2 ? "#10141d" : "#ffffff");
+    ink.push(0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff");
   }
   return { bytes, css, ink };
 }

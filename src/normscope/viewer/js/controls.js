@@ -46,7 +46,7 @@ function controls(app) {
     return make("div", { className: "ns-group ns-layers" },
       make("label", { htmlFor: range.id }, "Layer"),
       make("div", { className: "ns-slider" }, shift(-1, "‹", "previous layer"), range, shift(1, "›", "next layer"),
-        make("output", { htmlFor: range.id }, `${state.layer} of ${part.layers[part.layers.length - 1]}`)));
+        make("span", { "aria-hidden": "true" }, `${state.layer} of ${part.layers[part.layers.length - 1]}`)));
   }
 
   function build() {
