@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -46,14 +47,20 @@ async def app(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Jobs]]:
         await jobs.close()
 
 
+def run(coroutine: Coroutine[Any, Any, None]) -> None:
+    """asyncio.run in a thread of its own: a browser driven in this one has a loop there."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, coroutine).result()
+
+
 def in_app(test: Callable[[httpx.AsyncClient, Jobs], Awaitable[None]], **settings: Any) -> None:
     """Run an async test with an app of these settings."""
 
-    async def run() -> None:
+    async def whole() -> None:
         async with app(**settings) as (client, jobs):
             await test(client, jobs)
 
-    asyncio.run(run())
+    run(whole())
 
 
 async def until_over(client: httpx.AsyncClient, name: str, seconds: float = 20.0) -> dict[str, Any]:

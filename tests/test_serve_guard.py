@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from serving import HOME, app, body, in_app, until_over
+from serving import HOME, app, body, in_app, run, until_over
 
 from normscope import InputError
 from normscope.serve.frames import Frame, receive_frame
@@ -337,7 +337,7 @@ def test_every_answer_has_its_headers_and_unknown_things_are_json() -> None:
 
 
 def test_an_unexpected_error_tells_nothing() -> None:
-    async def run() -> None:
+    async def whole() -> None:
         async with app() as (client, jobs):
             transport: Any = client._transport
             transport.raise_app_exceptions = False
@@ -350,11 +350,11 @@ def test_an_unexpected_error_tells_nothing() -> None:
             refused(answer, 500, "unexpected")
             assert "secret" not in answer.text
 
-    asyncio.run(run())
+    run(whole())
 
 
 def test_frames_carry_any_text_and_any_bytes() -> None:
-    async def run() -> None:
+    async def whole() -> None:
         stream = asyncio.StreamReader()
         frame = Frame({"text": "a\ud800\x00</script>", "n": 1}, {"a": bytes(range(256)), "b": b""})
         stream.feed_data(frame.pack() + frame.pack())
@@ -364,5 +364,5 @@ def test_frames_carry_any_text_and_any_bytes() -> None:
         with pytest.raises(asyncio.IncompleteReadError):
             await receive_frame(stream)
 
-    asyncio.run(run())
+    run(whole())
     assert json.loads(Frame({"a": 1}).pack()[4:]) == {"a": 1, "blobs": []}

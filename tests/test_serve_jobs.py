@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from serving import FAKE, body, in_app, until_over
+from serving import FAKE, body, in_app, run, until_over
 
 from normscope import InputError
 from normscope.serve.jobs import Jobs
@@ -237,7 +237,7 @@ def test_closing_ends_worker_and_folder() -> None:
 
 
 def test_models_that_cannot_be_loaded_are_told_at_the_start() -> None:
-    async def run(*command: str) -> None:
+    async def whole(*command: str) -> None:
         jobs = Jobs(Settings(), Worker({"models": ["broken"]}, command))
         try:
             await jobs.start()
@@ -245,6 +245,32 @@ def test_models_that_cannot_be_loaded_are_told_at_the_start() -> None:
             await jobs.close()
 
     with pytest.raises(InputError, match="no such model"):
-        asyncio.run(run(sys.executable, str(FAKE)))
+        run(whole(sys.executable, str(FAKE)))
     with pytest.raises(InputError, match="ended with status 3"):
-        asyncio.run(run(sys.executable, "-c", "raise SystemExit(3)"))
+        run(whole(sys.executable, "-c", "raise SystemExit(3)"))
+
+
+def test_downloads_and_analyses_take_turns() -> None:
+    async def test(client: httpx.AsyncClient, jobs: Jobs) -> None:
+        done = await submit(client, "a")
+        await until_over(client, done)
+        first = await submit(client, "sleep 0.5")
+        await until_running(jobs, first)
+        later = [await submit(client, text) for text in ("sleep 0.2", "sleep 30")]
+        ended: list[str] = []
+
+        async def download(number: int) -> None:
+            assert (await client.get(f"/api/jobs/{done}/result.csv")).status_code == 200
+            ended.append(f"download {number}")
+
+        async def watch(name: str) -> None:
+            await until_over(client, name)
+            ended.append("analysis")
+
+        tasks = [asyncio.create_task(download(number)) for number in range(2)]
+        tasks += [asyncio.create_task(watch(name)) for name in (first, later[0])]
+        await asyncio.gather(*tasks)
+        assert ended == ["analysis", "download 0", "analysis", "download 1"]
+        assert (await client.get(f"/api/jobs/{later[1]}")).json()["state"] != "done"
+
+    in_app(test)

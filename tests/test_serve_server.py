@@ -240,7 +240,15 @@ def test_mistakes_at_the_start(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         said = refused("--port", str(taken.getsockname()[1]))
         assert "choose another --port" in said
-    assert "no model in the folder" in refused("--port", "0", "--model", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "normscope", "serve", "--port", "0", "--model", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(normscope.__file__).parents[1])},
+    )
+    assert done.returncode == 2
+    assert "error: no model in the folder" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

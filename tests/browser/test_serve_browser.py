@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 from serving import Server, server
 from tiny import tokenizer
 
@@ -22,16 +22,6 @@ DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
 TOKEN = "correct-horse-battery"
 HOSTILE = "</script><img src=x onerror=\"document.title='run'\"> <b>bold</b> \x00 \u202eabc ' \" `"
 SLOW = 60_000  # milliseconds for what a busy machine may take long for
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
-        )
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ class Jobs:
                     await self._change.wait()
 
     async def convert(self, job: Job, kind: str) -> bytes:
-        """A finished job's result as "json" or "csv"; goes before the jobs that wait."""
+        """A finished job's result as "json" or "csv"; it waits for one analysis at most."""
         frame = Frame({"task": "convert", "to": kind}, {"safetensors": job.files["safetensors"]})
         conversion = _Conversion(frame, asyncio.get_running_loop().create_future())
         self._conversions.append(conversion)
@@ -181,9 +181,10 @@ class Jobs:
                 await self._change.wait()
             if not self.ready:
                 await self._restart()
+            # Taking turns, so that downloads need not wait long and cannot hold up all analyses.
             if self._conversions:
                 await self._convert(self._conversions.popleft())
-            elif self._waiting:
+            if self._waiting and self.ready:
                 await self._run(self._waiting.popleft())
 
     async def _run(self, job: Job) -> None:
