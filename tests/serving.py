@@ -137,6 +137,8 @@ def server(*arguments: str, **environment: str) -> Iterator[Server]:
             process.send_signal(signal.SIGTERM)
             log.append(process.communicate(timeout=20)[1])
             assert process.returncode == 0, log
+            assert log[-1].endswith("normscope: stopped\n")
+            assert "Traceback" not in log[-1]
             assert not psutil.wait_procs(workers, timeout=10)[1]
     finally:
         if running is not None:

@@ -236,6 +236,32 @@ def test_closing_ends_worker_and_folder() -> None:
         next(Path(found[1]).iterdir())
 
 
+def test_closing_tells_all_who_wait() -> None:
+    async def test(client: httpx.AsyncClient, jobs: Jobs) -> None:
+        done = await submit(client, "a")
+        await until_over(client, done)
+        names = [await submit(client, "sleep 60"), await submit(client, "b")]
+        await until_running(jobs, names[0])
+        asked = [
+            client.get(f"/api/jobs/{names[0]}?wait=20&state=running"),
+            client.get(f"/api/jobs/{names[1]}?wait=20&state=queued&position=1"),
+            client.get(f"/api/jobs/{done}/result.csv"),
+        ]
+        waiting = [asyncio.create_task(one) for one in asked]
+        await asyncio.sleep(0.1)
+        started = time.monotonic()
+        await jobs.close()
+        answers = [await one for one in waiting]
+        assert time.monotonic() - started < 5
+        assert [one.json()["state"] for one in answers[:2]] == ["cancelled"] * 2
+        assert answers[2].status_code == 503
+        for answer in (await client.post("/api/jobs", **body(text="a")), answers[2]):
+            assert answer.status_code == 503
+            assert "being stopped" in answer.json()["error"]
+
+    in_app(test)
+
+
 def test_models_that_cannot_be_loaded_are_told_at_the_start() -> None:
     async def whole(*command: str) -> None:
         jobs = Jobs(Settings(), Worker({"models": ["broken"]}, command))

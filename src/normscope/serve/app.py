@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from importlib import resources
 from typing import Any
 
@@ -40,13 +38,8 @@ LONGEST_WAIT = 20.0  # seconds that a question for a job's state may be kept ope
 
 
 def create_app(settings: Settings, jobs: Jobs) -> ASGIApp:
-    """The ASGI app; `jobs` is started already and is closed with the app."""
+    """The ASGI app; who made `jobs` starts and closes them."""
     routes = _Routes(settings, jobs)
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await jobs.close()
 
     app = Starlette(
         routes=[
@@ -66,7 +59,6 @@ def create_app(settings: Settings, jobs: Jobs) -> ASGIApp:
             HTTPException: _http_error,
             Exception: _unexpected,
         },
-        lifespan=lifespan,
     )
     return Guard(app, settings)
 
@@ -117,6 +109,8 @@ class _Routes:
             raise busy(
                 f"{self.settings.queue} analyses wait already; ask again in 2 seconds"
             ) from None
+        except Unavailable as problem:
+            raise busy(str(problem)) from None
         return JSONResponse(self.jobs.describe(job), 202)
 
     async def state(self, request: Request) -> Response:

@@ -19,6 +19,7 @@ from normscope.serve.settings import Settings
 
 State = Literal["queued", "running", "done", "failed", "cancelled"]
 OVER: tuple[State, ...] = ("done", "failed", "cancelled")
+STOPPED = "the server is being stopped"
 GRACE = 0.5  # seconds a cancelled job may take to end by itself: shorter than loading models anew
 PAUSES = (0.0, 1.0, 5.0, 15.0)  # seconds before the worker is started again, failure by failure
 
@@ -65,6 +66,11 @@ class _Conversion:
     frame: Frame
     answer: asyncio.Future[Frame]
 
+    def fail(self, why: str) -> None:
+        """Tell who waits, if anybody still does."""
+        if not self.answer.done():
+            self.answer.set_exception(Unavailable(why))
+
 
 class Jobs:
     """All jobs, and the worker that does them."""
@@ -88,6 +94,7 @@ class Jobs:
         self._jobs: OrderedDict[str, Job] = OrderedDict()  # all of them, the last used last
         self._change = asyncio.Event()  # set, and replaced by another, when anything changes
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     # ---- from outside
 
@@ -106,7 +113,13 @@ class Jobs:
         self._task = asyncio.create_task(self._work())
 
     async def close(self) -> None:
-        """Stop everything; the worker is gone when this returns."""
+        """Stop everything and tell who waits; the worker is gone when this returns."""
+        self._closed = True
+        for job in list(self._jobs.values()):
+            self._end(job, "cancelled", STOPPED)
+        for conversion in self._conversions:
+            conversion.fail(STOPPED)
+        self._tell()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -114,6 +127,8 @@ class Jobs:
 
     def submit(self, request: Mapping[str, Any]) -> Job:
         """A new job at the end of the queue."""
+        if self._closed:
+            raise Unavailable(STOPPED)
         if len(self._waiting) >= self.settings.queue:
             raise QueueFull
         job = Job(request)
@@ -167,6 +182,8 @@ class Jobs:
 
     async def convert(self, job: Job, kind: str) -> bytes:
         """A finished job's result as "json" or "csv"; it waits for one analysis at most."""
+        if self._closed:
+            raise Unavailable(STOPPED)
         frame = Frame({"task": "convert", "to": kind}, {"safetensors": job.files["safetensors"]})
         conversion = _Conversion(frame, asyncio.get_running_loop().create_future())
         self._conversions.append(conversion)
@@ -234,16 +251,17 @@ class Jobs:
             async with asyncio.timeout(self.settings.time_limit):
                 answer = await self.worker.ask(conversion.frame)
             problem = answer.header.get("error")
+        except asyncio.CancelledError:
+            conversion.fail(STOPPED)
+            raise
         except TimeoutError:
             problem = f"the conversion took longer than {self.settings.time_limit:g} seconds"
             await self._kill()
         except WorkerEnded as ended:
             problem, self.ready = f"the worker ended with status {ended.status}", False
-        if conversion.answer.done():
-            return
         if problem:
-            conversion.answer.set_exception(Unavailable(problem))
-        else:
+            conversion.fail(problem)
+        elif not conversion.answer.done():
             conversion.answer.set_result(answer)
 
     async def _kill(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,12 +26,13 @@ def serve(settings: Settings) -> None:
     settings = replace(settings, port=listening.getsockname()[1])
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        asyncio.run(_serve(settings, listening))
-    except KeyboardInterrupt:
-        print("normscope: stopped", file=sys.stderr)
+        # uvicorn stops in order at either signal, then raises it once more for who else listens.
+        with suppress(KeyboardInterrupt):
+            asyncio.run(_serve(settings, listening))
     finally:
         signal.signal(signal.SIGTERM, before)
         listening.close()
+    print("normscope: stopped", file=sys.stderr)
 
 
 def _interrupt(*_: Any) -> None:
@@ -51,6 +53,18 @@ def _listen(settings: Settings) -> socket.socket:
         ) from None
 
 
+class _Server(uvicorn.Server):
+    """One that ends its jobs first, so that nobody is left waiting for an answer."""
+
+    def __init__(self, config: uvicorn.Config, jobs: Jobs) -> None:
+        super().__init__(config)
+        self._jobs = jobs
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._jobs.close()
+        await super().shutdown(sockets)
+
+
 async def _serve(settings: Settings, listening: socket.socket) -> None:
     jobs = Jobs(settings)
     print("normscope: loading the models …", file=sys.stderr, flush=True)
@@ -63,13 +77,13 @@ async def _serve(settings: Settings, listening: socket.socket) -> None:
             server_header=False,
             proxy_headers=False,  # who asks is who connects, whatever a header says
             ws="none",
-            lifespan="on",
+            lifespan="off",
             timeout_keep_alive=5,
             timeout_graceful_shutdown=GRACE,
             limit_concurrency=8 * settings.in_flight,  # connections; beyond, a bare 503
         )
         print(_welcome(settings, list(jobs.models)), file=sys.stderr, flush=True)
-        await uvicorn.Server(config).serve(sockets=[listening])
+        await _Server(config, jobs).serve(sockets=[listening])
     finally:
         await jobs.close()
 
