@@ -198,7 +198,7 @@ def test_only_json_within_the_limit_is_read() -> None:
         refused(await client.post("/api/jobs", **large), 413, "1000 bytes")
         for length in ("99999999999999999999999999", "-1", "x"):
             headers = {**large["headers"], "Content-Length": length}
-            answer = await client.post("/api/jobs", content=large["content"], headers=headers)
+            answer = await client.post("/api/jobs", content=b"{}", headers=headers)
             assert answer.status_code == 413
 
         given: list[int] = []
