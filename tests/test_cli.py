@@ -364,7 +364,10 @@ def test_a_part_without_the_layer_is_left_out_and_named(bart: str) -> None:
         (["--text", CAT, "--dtype", "float8"], "'float8'; valid: auto, float64"),
         (["--text", CAT, "--device", "abacus"], "device 'abacus'.*this machine has: cpu"),
         (["--text", CAT, "--revision", "main"], "a folder has no revision 'main'"),
-        (["--text", CAT, "--output", "out.txt"], "'out.txt'.*.json, .csv, .safetensors, or be -"),
+        (
+            ["--text", CAT, "--output", "out.txt"],
+            "'out.txt'.*.csv, .safetensors, .html, or be -",
+        ),
         (["--text", CAT, "--output", "nowhere/out.csv"], "there is no folder '.*nowhere'"),
         (["--text", CAT, "--frobnicate"], "No such option.*see normscope analyze --help"),
         ([], "Missing option '--text'; see normscope analyze --help"),

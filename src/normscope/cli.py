@@ -257,8 +257,8 @@ def analyze(
                      "maps": {"attn_n": [layer][query][key]}, …}
       .csv          part,map,layer,head,query,query_token,key,key_token,value
       .safetensors  everything, bit for bit: normscope.load(FILE) in Python
-      .html         an interactive page. Without --maps and --heads it has the weights and norms
-                    of every head, and the maps up to the end of the attention block
+      .html         an interactive page. Without --maps and --heads: weights and
+                    norms of every head, and all maps to the attention block's end
 
     \b
     Exit status:

@@ -56,7 +56,7 @@ function controls(app) {
     const groups = [];
     const short = (one) => (one.sum ?? one.each).short;
     if (model.parts.length > 1)
-      groups.push(segmented("Part", "part", model.parts.map((one) => ({ value: one.name, text: one.name })), state.part, (value) => app.set({ part: value, query: null, key: null })));
+      groups.push(segmented("Part", "part", model.parts.map((one) => ({ value: one.name, text: one.name })), state.part, (value) => app.set({ part: value, query: null, key: null }), "ns-part"));
     groups.push(segmented("Map", "map", part.maps.map((one) => ({ value: one.name, text: short(one), title: (one.sum ?? one.each).title })),
       state.map, (value) => app.set({ map: value, versus: state.versus === value ? "" : state.versus }), "ns-story"));
     groups.push(layers());

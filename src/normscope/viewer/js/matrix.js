@@ -1,6 +1,6 @@
 // The heat map: every query a row, every key a column.
 
-const LARGEST_CELL = 30;
+const LARGEST_CELL = 30; // pixels
 const SMALLEST_LABEL = 9;
 
 function matrixPanel(app) {
@@ -29,7 +29,8 @@ function matrixPanel(app) {
     const longest = (list, shown) => Math.ceil(shown.reduce((most, at) => Math.max(most, context.measureText(label(list[at])).width), 0));
     const left = named ? Math.min(110, longest(field.queries, field.rows) + 8) : 4;
     const top = named ? Math.min(110, longest(field.keys, field.cols) + 8) : 4;
-    const cell = Math.max(0.25, Math.min(LARGEST_CELL, (wide - left - 2) / cols));
+    const high = Math.max(320, 0.8 * window.innerHeight - top); // the whole of it on the screen
+    const cell = Math.max(0.25, Math.min(LARGEST_CELL, (wide - left - 2) / cols, Math.max(high / rows, named ? 13 : 0)));
     layout = { left, top, cell, size: Math.max(8, Math.min(13, Math.floor(cell * 0.72))), named: named && cell >= SMALLEST_LABEL - 1,
       width: Math.ceil(left + cols * cell + 2), height: Math.ceil(top + rows * cell + 2) };
     const ratio = window.devicePixelRatio || 1;

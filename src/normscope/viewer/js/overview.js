@@ -36,12 +36,12 @@ function overviewPanel(app) {
     element.textContent = "";
     const together = part.maps.filter((map) => map.sum);
     if (together.length)
-      gridOf("By map, heads together", "each picture has its own scale; choose one to open it",
+      gridOf("By map, heads together", "each picture has its own scale",
         together.map((map) => ({ head: map.sum.short, title: map.sum.title, change: { map: map.name, head: "sum" } })), state);
     const map = part.maps.find((one) => one.name === state.map);
     const headed = map.each ? map : part.maps.find((one) => one.each);
     if (headed)
-      gridOf(`By head: ${headed.each.short}`, "each picture has its own scale; choose one to open it",
+      gridOf(`By head: ${headed.each.short}`, "each picture has its own scale",
         headed.heads.map((head) => ({ head: String(head), title: `${headed.each.short} of head ${head}`, change: { map: headed.name, head } })), state);
   }
 

@@ -1,6 +1,7 @@
 // Token to token: the keys above, the queries below, curves between them.
 
 const LINES = 40; // at most, from one token
+const MANY = 120; // tokens, from which on both rows scroll and shading alone shows who gives
 
 function tokensPanel(app) {
   const keys = make("div", { className: "ns-row ns-keys" });
@@ -18,10 +19,13 @@ function tokensPanel(app) {
   const chips = { key: [], query: [] };
   let field = null;
   let boxes = null;
+  let compact = false;
 
   function build() {
     const direction = directionOf(field.queries.map((one) => one.text));
     const cross = !field.self;
+    compact = Math.max(field.rows.length, field.cols.length) > MANY;
+    element.classList.toggle("ns-compact", compact);
     above.textContent = cross ? "Source: taken from (keys)" : "Taken from (keys)";
     below.textContent = cross ? "Target: takes (queries)" : "Takes (queries)";
     for (const [side, list, shown, box] of [
@@ -114,7 +118,7 @@ function tokensPanel(app) {
     const colours = field.signed ? app.palette().difference : app.palette().up;
     const order = ranked(field, focus, vector);
     const max = order.length ? Math.abs(vector[order[0]]) : 0;
-    const noted = focus ? new Set(order.slice(0, 6).filter((at) => Math.abs(vector[at]) > max * 0.05)) : new Set();
+    const noted = focus && !compact ? new Set(order.slice(0, 6).filter((at) => Math.abs(vector[at]) > max * 0.05)) : new Set();
     const lit = focus?.side === "key" ? "query" : "key";
     for (const side of ["key", "query"])
       chips[side].forEach((one, at) => {
@@ -127,7 +131,7 @@ function tokensPanel(app) {
           one.chip.style.backgroundColor = shade < 0 ? "" : colours.css[shade];
           one.chip.style.color = shade < 0 ? "" : colours.ink[shade];
         }
-        const note = lit === side && noted.has(at) ? field.text(vector[at]) : "";
+        const note = lit === side && noted.has(at) ? brief(field, vector[at]) : "";
         if (one.note !== note) {
           one.note = note;
           one.small.textContent = note;
@@ -139,10 +143,27 @@ function tokensPanel(app) {
         }
       });
     legend.textContent = max > 0
-      ? focus ? `strongest: ${field.text(max).replace("+", "±")}` : field.signed ? "mean over all tokens" : "mean over all tokens; lines: the largest of each"
+      ? focus ? `strongest: ${field.text(max).replace("+", "±")}` : field.signed ? "mean over all tokens" : `mean over all tokens${compact ? "" : "; lines: the largest of each"}`
       : "nothing to show";
-    drawLines(focus, vector);
+    if (compact) canvas.width = canvas.height = 0;
+    else drawLines(focus, vector);
     rove(focus);
+    // Later, when the page is laid out anyway: asking for a place now would do it twice.
+    if (compact && focus && !app.hovered)
+      requestAnimationFrame(() => {
+        bring(lit, order[0]);
+        bring(focus.side, focus.index);
+      });
+  }
+
+  /** Scroll a row, and nothing else, to a token of it. */
+  function bring(side, at) {
+    const chip = chips[side][at]?.chip;
+    const box = side === "key" ? keys : queries;
+    if (!chip) return;
+    const top = chip.offsetTop - box.offsetTop;
+    if (top < box.scrollTop || top + chip.offsetHeight > box.scrollTop + box.clientHeight)
+      box.scrollTop = top - box.clientHeight / 3;
   }
 
   function drawLines(focus, vector) {
@@ -231,7 +252,7 @@ function tokensPanel(app) {
     if (key === "Home") return { side, at: shown[0] };
     if (key === "End") return { side, at: shown[shown.length - 1] };
     if (key !== "ArrowUp" && key !== "ArrowDown") return null;
-    if (!boxes) measure();
+    measure();
     const from = boxes[side][index];
     let best = null;
     for (const other of ["key", "query"])
@@ -264,7 +285,8 @@ function tokensPanel(app) {
       chips[side][at]?.chip.focus();
     },
     svg(into, x, y) {
-      if (!boxes) measure();
+      measure();
+      paint();
       const style = getComputedStyle(app.root);
       for (const { path, width, alpha, colour } of drawn)
         into.append(svg("path", {
@@ -291,6 +313,14 @@ function tokensPanel(app) {
       return { width: size.width, height: size.height };
     },
   };
+}
+
+/** A number short enough to stand under a token; the list has it in full. */
+function brief(field, value) {
+  const sign = value < 0 ? "−" : field.signed ? "+" : "";
+  const size = Math.abs(value);
+  if (!field.share) return sign + number(size);
+  return `${sign}${(100 * size).toFixed(size >= 0.0995 ? 0 : 1)}%`;
 }
 
 function tokenNote(entry, index) {

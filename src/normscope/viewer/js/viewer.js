@@ -81,6 +81,12 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const help = keyHelp();
   const stage = make("div", { className: "ns-stage", role: "tabpanel", tabIndex: -1 });
   const names = { tokens: "Tokens", matrix: "Matrix", overview: "Overview" };
+  const hints = {
+    tokens: "Point at a token, click it, or tab to it and use the arrow keys.",
+    matrix: "Point at a cell, click it, or tab to the matrix and use the arrow keys.",
+    overview: "Choose a picture to open it.",
+  };
+  const hint = make("p", { className: "ns-hint" });
   const tabs = make("div", { className: "ns-tabs", role: "tablist", "aria-label": "View" },
     VIEWS.map((view) => make("button", { type: "button", role: "tab", "data-view": view, on: { click: () => app.set({ view }) } }, names[view])));
   tabs.addEventListener("keydown", (event) => {
@@ -105,7 +111,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
       make("div", { className: "ns-brand" }, make("h1", {}, "normscope"), make("span", { className: "ns-model" }, visible(fields.model || "", 60).replace("∅", ""))),
       make("div", { className: "ns-tools" }, saves, themes, helps)),
     bar.element,
-    make("div", { className: "ns-views" }, tabs, make("p", { className: "ns-hint" }, "Point at a token, click it, or tab to it and use the arrow keys.")),
+    make("div", { className: "ns-views" }, tabs, hint),
     body,
     tip, live, help);
 
@@ -141,6 +147,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
       tab.tabIndex = here ? 0 : -1;
     }
     stage.setAttribute("aria-label", names[state.view]);
+    hint.textContent = hints[state.view];
     bar.sync();
     const count = state.view === "overview" ? 1 : app.fields.length;
     const wanted = `${state.view}/${count}`;

@@ -1,0 +1,94 @@
+"""The pictures of docs/viewer.md, from real results of the default model.
+
+    python docs/make_screenshots.py
+
+Needs the extras `dev` and a Chromium. Every picture is a part of the page as it opens from disk.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+import normscope
+from normscope.viewer import gather, write
+
+IMAGES = Path(__file__).parent / "images"
+TEXT = "Anna baked a cake, and Tom ate most of it."
+PAIR = "She was not angry, because he had washed every dish."
+LIMIT = 200_000  # bytes of a picture
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture: what is shown, on which screen, in which colours."""
+
+    name: str
+    fragment: str
+    width: int = 1280
+    height: int = 900
+    scheme: str = "light"
+
+
+SHOTS = (
+    Shot("viewer-compare", "map=attn_w&vs=attn_n&layer=2&query=11", height=1010),
+    Shot("viewer-compare-dark", "map=attn_w&vs=attn_n&layer=2", height=960, scheme="dark"),
+    Shot("viewer-tokens", "map=attn_n&layer=2&query=16", height=800),
+    Shot("viewer-matrix-dark", "view=matrix&map=attn_w&vs=attn_n&layer=2&special=hide",
+         height=860, scheme="dark"),
+    Shot("viewer-overview", "view=overview&map=attn_n&layer=2", height=1320),
+    Shot("viewer-phone", "map=attn_n&layer=2&query=11", 390, 1100),
+    Shot("viewer-phone-dark", "view=matrix&map=attn_n&layer=2&query=11&key=8&own=hide", 390, 1100,
+         "dark"),
+)  # fmt: skip
+
+
+def main() -> None:
+    """Write every picture, and say how large it is."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    program = os.environ.get("NORMSCOPE_CHROMIUM") or next(
+        filter(None, map(shutil.which, names)), None
+    )
+    if program is None:
+        sys.exit("There is no Chromium: apt-get install chromium")
+    results = gather(None, text=TEXT, text_pair=PAIR)
+    # And the way through the feed-forward, to the end of the layer.
+    further = ("atb_ff", "atb_ff_res_ln")
+    results.append(normscope.analyze(None, text=TEXT, text_pair=PAIR, maps=further))
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        file = Path(folder) / "page.html"
+        write(results, file)
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+        )
+        for shot in SHOTS:
+            page = browser.new_page(
+                viewport={"width": shot.width, "height": shot.height},
+                color_scheme="dark" if shot.scheme == "dark" else "light",
+            )
+            page.goto(f"{file.as_uri()}#{shot.fragment}")
+            page.wait_for_selector(".normscope[data-ready]")
+            page.wait_for_timeout(600)  # the overview draws its pictures one after the other
+            taken = Image.open(io.BytesIO(page.screenshot()))
+            page.close()
+            path = IMAGES / f"{shot.name}.png"
+            # 256 colours are enough for flat surfaces and one ramp, and a third of the size.
+            taken.convert("RGB").quantize(
+                256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+            ).save(path, optimize=True)
+            size = path.stat().st_size
+            print(f"{path.name} {size:,} bytes")
+            assert size < LIMIT, f"{path.name} is larger than {LIMIT:,} bytes"
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
