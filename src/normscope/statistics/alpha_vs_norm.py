@@ -55,8 +55,8 @@ class AlphaVersusNorm:
         b, h, i, j = together.nonzero(as_tuple=True)
         return {
             "category": category[b, j].to(torch.int32),
-            "alpha": layer.alpha[b, h, i, j].double(),
-            "norm": layer.transformed_norm[b, h, j],
+            "alpha": _steady(layer.alpha[b, h, i, j], layer.alpha.dtype),
+            "norm": _steady(layer.transformed_norm[b, h, j], layer.alpha.dtype),
         }
 
     def _sample(self, layer: Layer, category: Tensor, categories: int) -> dict[str, Tensor]:
@@ -160,6 +160,18 @@ class AlphaVersusNorm:
                 "those with the smallest hash of seed, sequence, layer, head, query and key",
             ),
         }
+
+
+def _steady(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values without the last bits, which depend on the batch and would break ties at random.
+
+    A token in the same place of two sequences has the same f in the first layer, to rounding.
+    """
+    if dtype == torch.float64:
+        return values.float()
+    dropped = 8
+    bits = values.float().contiguous().view(torch.int32) + (1 << (dropped - 1))
+    return ((bits >> dropped) << dropped).view(torch.float32)
 
 
 def _none(few: State) -> State:

@@ -12,7 +12,7 @@ import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -61,7 +61,7 @@ class Settings:
 
     categories: Mapping[str, Category] | None = None  # None: [CLS], [SEP], comma and period
     ranks: str = "ids"  # "ids", "corpus", or the path of a file of `rank count token_id` lines
-    masking: float = 0.12  # of the tokens that are not special; 0: mixing looks at plain text
+    masking: float | int = 0.12  # of the tokens that are not special; 0: mixing looks at plain text
     seed: int = 0  # of masking, sampling and resampling
     replicates: int = 200  # of the bootstrap; 0: no intervals
     confidence: float = 0.95
@@ -126,6 +126,7 @@ class Table:
         return import_tables("pyarrow").table(self.lists())
 
 
+@runtime_checkable
 class Statistic(Protocol):
     """One measurement over a corpus."""
 

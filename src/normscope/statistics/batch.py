@@ -23,7 +23,6 @@ from normscope.capture import Capture
 from normscope.capture.layers import LayerCapture
 from normscope.capture.scores import lowest
 from normscope.decomposition.attention import TINY, AttentionDecomposition
-from normscope.decomposition.block import Parts
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.shapes import Bool, Float, Int
 from normscope.statistics.base import Row, Settings
@@ -122,12 +121,12 @@ class Layer:
 
     @cached_property
     def transformed_norm(self) -> Float[Tensor, "row head key"]:
-        """‖f_h(x_j)‖, in float64."""
+        """‖f_h(x_j)‖."""
         value, factor = self.captured.value, _factor(self.whole, self.captured)
         groups, heads = value.shape[1], len(factor)
-        rows = value.double().transpose(0, 1).flatten(1, 2)
+        rows = value.to(factor.dtype).transpose(0, 1).flatten(1, 2)
         rows = rows.repeat_interleave(heads // groups, dim=0) if groups < heads else rows
-        made = torch.bmm(rows, factor).norm(dim=-1)
+        made = torch.bmm(rows, factor).norm(dim=-1).double()
         return made.unflatten(1, (value.shape[0], value.shape[2])).transpose(0, 1)
 
     @cached_property
@@ -164,28 +163,55 @@ class Layer:
         made.alone = _FromOutput(self.captured)
         return made
 
-    @cached_property
-    def parts(self) -> dict[str, Parts]:
-        """Own and others' vectors of each analysis by norms that this layer has."""
-        found = {"attn_n": self.taken.attention, "attn_res_n": self.taken.with_residual}
-        if self.taken.block.after is not None:
-            found["attn_res_ln_n"] = self.taken.whole_block
-        return found
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The analyses by norms that this layer has."""
+        after = ("attn_res_ln_n",) if self.taken.block.after is not None else ()
+        return ("attn_n", "attn_res_n", *after)
 
     @cached_property
     def lengths(self) -> dict[str, tuple[Tensor, Tensor]]:
         """‖v_ii‖ and ‖Σ_{j≠i} v_ij‖ of each query, by analysis."""
+        taken = self.taken
+        if taken.block.branch is None and taken.block.scale is None:
+            return self._plain_lengths()
+        parts = (taken.attention, taken.with_residual, taken.whole_block)
         made = {}
-        for name, parts in self.parts.items():
-            assert parts.own is not None
-            made[name] = _length(parts.own), _length(parts.others)
+        for name, one in zip(self.scopes, parts, strict=False):  # the last only with a norm after
+            assert one.own is not None
+            made[name] = _length(one.own), _length(one.others)
         return made
+
+    def _plain_lengths(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """The same where nothing but a residual, and maybe a norm, follows: in few passes."""
+        alone = self.taken.alone
+        assert alone.own is not None
+        both = torch.stack([alone.own, alone.others])
+        own, others = both.norm(dim=-1).double()
+        made = {"attn_n": (own, others)}
+        both[0] += self.residual
+        made["attn_res_n"] = _length(both[0]), others
+        norm = self.taken._norm(self.taken.block.after)
+        if norm is not None:
+            own, others = norm.linear(both, out=both).norm(dim=-1).double() / self.sigma
+            made["attn_res_ln_n"] = own, others
+        return made
+
+    @cached_property
+    def sigma(self) -> Float[Tensor, "row query"]:
+        """What the norm after the residual sum divides by."""
+        norm = self.taken._norm(self.taken.block.after)
+        assert norm is not None
+        form = norm.parameters
+        given = norm.given.to(torch.promote_types(norm.given.dtype, torch.float32))
+        squares = given.var(dim=-1, correction=0) if form.centred else given.square().mean(dim=-1)
+        return (squares.double() + form.eps).sqrt()
 
     @cached_property
     def total_norm(self) -> Float[Tensor, "row query"]:
         """‖Σ_j s_ij‖."""
-        parts = self.parts["attn_n"]
-        return _length(parts.whole())
+        output, bias = self.captured.output, self.captured.projection.bias
+        return _length(output if bias is None else output - bias)
 
     @cached_property
     def norm_scale(self) -> Float[Tensor, "row query"] | None:
@@ -194,7 +220,7 @@ class Layer:
         if norm is None:
             return None
         gamma = norm.parameters.scale
-        return (1.0 if gamma is None else gamma.double().abs().mean()) / norm.sigma
+        return (1.0 if gamma is None else gamma.double().abs().mean()) / self.sigma
 
     @cached_property
     def mixing_ratio(self) -> dict[str, Float[Tensor, "row query"]]:
@@ -246,7 +272,7 @@ _FACTORS: WeakKeyDictionary[nn.Module, tuple[Any, Tensor]] = WeakKeyDictionary()
 
 
 def _factor(whole: LayerCapture, captured: Capture) -> Float[Tensor, "head e e"]:
-    """Rᵀ with W_O^h = Rᵀ Qᵀ, so that ‖v W_O^h‖ = ‖v Rᵀ‖; in float64."""
+    """Rᵀ with W_O^h = Rᵀ Qᵀ, so that ‖v W_O^h‖ = ‖v Rᵀ‖; made in float64."""
     weight, path = captured.projection.weight, captured.projection.name
     module = whole.module.get_submodule(path.removeprefix(f"{whole.name}."))
     held = getattr(module, "weight", None)
@@ -256,6 +282,7 @@ def _factor(whole: LayerCapture, captured: Capture) -> Float[Tensor, "head e e"]
     state = (weight.data_ptr(), weight._version, weight.shape, weight.dtype) if counted else None
     if state is None or _FACTORS.get(module, (None,))[0] != state:
         made = torch.linalg.qr(weight.double().transpose(1, 2), mode="r").R.transpose(1, 2)
+        made = made.contiguous().to(torch.promote_types(weight.dtype, torch.float32))
         if state is None:
             return made
         _FACTORS[module] = state, made

@@ -21,7 +21,7 @@ def worst_gap(layer: Layer) -> Float[Tensor, " row"]:
     the model's own output; here the output stands for it, and lengths take another way.
     """
     taken = LayerDecomposition(layer.whole, "self")
-    scopes = taken.factored(tuple(layer.parts))
+    scopes = taken.factored(layer.scopes)
     real = layer.real
     exact = taken.alone.transformed_norm
     size = exact.amax(dim=(1, 2), keepdim=True).clamp_min(TINY)

@@ -13,7 +13,6 @@ from normscope.statistics.batch import ANALYSES, Batch, Layer
 from normscope.statistics.ranks import spearman
 
 LIMIT = 2**18  # distinct pairs of token and value up to which nothing is rounded
-STEP = 4  # bits dropped at a time beyond it
 
 
 class Frequency:
@@ -39,9 +38,12 @@ class Frequency:
         }
 
     def measure(self, batch: Batch) -> State:
-        ids = np.minimum(batch.ids, len(batch.vocabulary.tokens))
-        group = ids if self.settings.ranks == "corpus" else self._ranks(batch)[ids]
-        chosen = batch.real & ((group > 0) | (self.settings.ranks == "corpus"))
+        if self.settings.ranks == "corpus":  # the ids themselves, to be counted at the end
+            group, chosen = batch.ids, batch.real
+        else:
+            known = np.minimum(batch.ids, len(batch.vocabulary.tokens))
+            group = self._ranks(batch)[known]
+            chosen = batch.real & (group > 0)
         ratios = batch["ratios"].mean(axis=1)  # row analysis query
         values = {
             "alpha": batch["column_weight"].astype(float).mean(axis=(1, 2)),
@@ -137,5 +139,5 @@ def compact(part: State, most: int) -> State:
         if len(part["value"]) <= LIMIT:
             break
         most = LIMIT
-        part = coarser(part, part["dropped"] + STEP)
+        part = coarser(part, part["dropped"] + 1)
     return part

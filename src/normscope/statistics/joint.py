@@ -20,7 +20,7 @@ Their sum over rms(U) · rms(V) is the bound that goes with every ρ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -60,17 +60,26 @@ class Axis:
         """The number of fine bins."""
         return self.coarse << self.within
 
+    @property
+    def first(self) -> int:
+        """The leading bits of a number in the first fine bin; whole coarse bins come before it."""
+        return ((127 + self.lowest) << self.FINE) - (1 << self.within)
+
+    def leading(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """The fine bin of each number plus ``first``, int32."""
+        leading = values.float().contiguous().view(torch.int32) >> (23 - self.FINE)
+        return leading.clamp_(self.first, self.first + self.fine - 1)
+
     def bins(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-        """The fine bin of each number, int32; shifted, its coarse one."""
-        patterns = values.float().contiguous().view(torch.int32) >> (23 - self.FINE)
-        first = ((127 + self.lowest) << self.FINE) - (1 << self.within)
-        return patterns.sub_(first).clamp_(0, self.fine - 1)
+        """The fine bin of each number; shifted, its coarse one."""
+        return self.leading(values).sub_(self.first)
 
 
 ALPHA = Axis(bits=4, lowest=-126, octaves=127)
 NORM = Axis(bits=6, lowest=-32, octaves=64)
-MOST = 2**22  # pairs that are looked at at once, by one thread
-_UNIT = 2.0**29  # a count's weight beside a sum of MOST fine positions; all are exact in float64
+MOST = 2**22  # pairs that are looked at at once
+_BITS = 29
+_UNIT = 2**_BITS  # a count's weight beside a sum of MOST fine positions; all are exact in float64
 
 
 def count_pairs(
@@ -93,15 +102,13 @@ def count_pairs(
     least = alpha.amin(dim=(1, 2)).masked_fill(~real, 2).amin()  # of padding it is 0
     low = int(ALPHA.bins(least)) >> ALPHA.within
     place = _Place(column, position.double(), of, low, categories * width + 1, categories)
-    threads = torch.get_num_threads() if alpha.device.type == "cpu" else 1
-    step = max(1, min(MOST // alpha[0].numel(), -(-len(alpha) // threads)))
-    parts = [slice(start, start + step) for start in range(0, len(alpha), step)]
-
-    def count(here: slice) -> dict[str, Tensor]:
+    step = max(1, MOST // alpha[0].numel())
+    found: dict[str, Tensor] = {}
+    for start in range(0, len(alpha), step):
+        here = slice(start, start + step)
         apart = None if admitted is None else ~(admitted[here] if len(admitted) > 1 else admitted)
-        return place.count(alpha[here], here, apart)
-
-    found = _added(count, parts, threads)
+        for name, counts in place.count(alpha[here], here, apart).items():
+            found[name] = found[name].add_(counts) if name in found else counts
     code = found["n"][:-1].nonzero()
     c, b, a = code[:, 0] // width, code[:, 0] % width + first, code[:, 1] + low
     marginal = found["fine"][:-1].flatten()
@@ -143,41 +150,39 @@ class _Place:
         apart: Bool[Tensor, "rows one query key"] | None,
     ) -> dict[str, Tensor]:
         """Counts and sums of some rows' pairs, in full arrays; masked pairs are in none."""
-        bins = ALPHA.bins(alpha)
-        if apart is not None:
-            bins.masked_fill_(apart, ALPHA.fine)  # one more bin, which is cut off again
-        alone = bins + self.of[here, :, None] * (ALPHA.fine + 1)
+        leading = ALPHA.leading(alpha)
+        if apart is not None:  # into one more bin, which is cut off again
+            leading.masked_fill_(apart, ALPHA.first + ALPHA.fine)
         shape = self.categories + 1, ALPHA.fine + 1
-        made = torch.bincount(alone.flatten(), minlength=shape[0] * shape[1]).view(shape)
         cells = self.rows, ALPHA.coarse + 1 - self.low
-        index = (bins >> ALPHA.within).sub_(self.low)
-        index = index.clamp_min_(0) if self.low else index  # of padding alone
-        index = index.add_(self.column[here].unsqueeze(2) * cells[1]).flatten()
-        within = bins.bitwise_and_((1 << ALPHA.within) - 1).flatten().double().add_(_UNIT)
-        both = torch.bincount(index, weights=within, minlength=cells[0] * cells[1]).view(cells)
+        alone = leading + (self.of[here, :, None] * shape[1] - ALPHA.first)
+        index = leading >> ALPHA.within
+        lowest = (ALPHA.first >> ALPHA.within) + self.low
+        index = index.clamp_min_(lowest) if self.low else index  # of padding alone
+        index = index.add_((self.column[here] * cells[1] - lowest).unsqueeze(2)).flatten()
+        within = leading.bitwise_and_((1 << ALPHA.within) - 1).add_(_UNIT).flatten().double()
         across = self.position[here].unsqueeze(2).expand(alpha.shape).flatten()
-        other = torch.bincount(index, weights=across, minlength=cells[0] * cells[1]).view(cells)
-        n = (both / _UNIT).floor_()
-        sums = {"n": n, "alpha": both.sub_(n * _UNIT), "norm": other, "fine": made}
-        return {name: counts[:, :-1].long() for name, counts in sums.items()}
+        fine, both, other = _counted(
+            lambda: torch.bincount(alone.flatten(), minlength=shape[0] * shape[1]),
+            lambda: torch.bincount(index, weights=within, minlength=cells[0] * cells[1]),
+            lambda: torch.bincount(index, weights=across, minlength=cells[0] * cells[1]),
+            threads=torch.get_num_threads() if alpha.device.type == "cpu" else 1,
+        )
+        both = both.view(cells)[:, :-1].long()
+        return {
+            "n": both >> _BITS,
+            "alpha": both & (_UNIT - 1),
+            "norm": other.view(cells)[:, :-1].long(),
+            "fine": fine.view(shape)[:, :-1],
+        }
 
 
-def _added(
-    count: Callable[[slice], dict[str, Tensor]], parts: list[slice], threads: int
-) -> dict[str, Tensor]:
-    """The counts of all parts. On a CPU, counting itself takes one thread: so several count."""
-    if threads == 1 or len(parts) == 1:
-        return _total(map(count, parts))
+def _counted(*tasks: Callable[[], Tensor], threads: int) -> list[Tensor]:
+    """Counting takes one thread each: on a CPU several count at once."""
+    if threads == 1:
+        return [task() for task in tasks]
     with ThreadPoolExecutor(threads) as pool:
-        return _total(pool.map(count, parts))
-
-
-def _total(counts: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
-    first, *others = iter(counts)
-    for one in others:
-        for name, counted in one.items():
-            first[name] += counted
-    return first
+        return list(pool.map(lambda task: task(), tasks))
 
 
 def add_up(code: NDArray[np.int64], sums: Counts) -> dict[str, NDArray[np.int64]]:
