@@ -21,6 +21,7 @@ from normscope.analysis import check_maps
 from normscope.commands.aer import aer
 from normscope.commands.align import align, translate_align
 from normscope.commands.corpus import corpus
+from normscope.commands.serve import serve
 from normscope.commands.view import view
 from normscope.decomposition.attention import MAPS
 from normscope.errors import InputError, NormscopeError
@@ -565,6 +566,7 @@ app.command("corpus")(corpus)
 app.command("align")(align)
 app.command("translate-align")(translate_align)
 app.command("aer")(aer)
+app.command()(serve)
 app.command()(view)
 
 

@@ -1,13 +1,8 @@
-"""Maps as pictures. Needs the extra `plots`.
-
-    >>> axes = compare(result, layer=2)                                         # doctest: +SKIP
-    >>> axes[0].figure.savefig("layer-2.png")                                   # doctest: +SKIP
-
-Figures are made without pyplot, so nothing is kept alive and no backend is chosen.
-"""
+"""Maps of one result: one, some side by side, or all scopes of a sentence on one scale."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +11,8 @@ from numpy.typing import NDArray
 
 from normscope.arrays import LabelledArray
 from normscope.contributions import Contributions
-from normscope.errors import InputError, MissingExtraError
+from normscope.errors import InputError
+from normscope.plots.style import figure, panels, short
 from normscope.report import printable, row_shares
 
 if TYPE_CHECKING:
@@ -25,6 +21,7 @@ if TYPE_CHECKING:
 
 # From white to dark in lightness alone, so that it reads without colour vision and in print.
 COLOURS = "Blues"
+SMALL_CELL, PANEL, READABLE = 0.15, 8.0, 4.5  # inches, inches, points: where there are several
 CELL, FRAME, LARGEST = 0.21, 1.7, 24.0  # inches: a cell, what is around the cells, a whole panel
 
 # Title and colour bar of a map: with its heads taken together, and of one head.
@@ -81,6 +78,70 @@ def compare(
     return given
 
 
+def scopes(
+    result: Contributions,
+    layer: int,
+    maps: Sequence[str] | None = None,
+    axes: Any = None,
+    *,
+    head: int | None = None,
+    columns: int = 3,
+) -> NDArray[Any]:
+    """Draw several maps of one layer on one scale: how the picture changes from scope to scope.
+
+    Cells are shares of what a query takes. The scale is that of their square roots, so that what
+    a residual leaves of the other tokens can still be seen; the colour bar says which is which.
+    Without `maps`, all of the result are drawn, `columns` in a row.
+    """
+    chosen = list(result) if maps is None else list(maps)
+    if not chosen:
+        raise InputError(f"no map was named; there is: {', '.join(result)}")
+    arrays = [_selected(result[name], layer, head) for name in chosen]
+    shares = [row_shares(array) for array in arrays]
+    queries, keys = shares[0].shape
+    cell = min(SMALL_CELL, PANEL / max(queries, keys))
+    size = (max(2.6, cell * keys + 0.4), max(2.4, cell * queries + 0.9))
+    drawn = panels(axes, len(arrays), size, columns, "compressed")
+    from matplotlib.colors import PowerNorm
+
+    scale = PowerNorm(0.5, 0, max(1e-12, *(float(share.max()) for share in shares)))
+    for number, (ax, array, share) in enumerate(zip(drawn, arrays, shares, strict=True)):
+        image = ax.imshow(share, cmap=COLOURS, norm=scale, aspect="equal", interpolation="nearest")
+        _name_some(ax, array, cell, rows=axes is not None or number % columns == 0)
+        ax.set_title(short(chosen[number]), fontsize=10)
+    whole: Any = drawn[0].figure
+    bar = whole.colorbar(image, ax=list(drawn), shrink=0.7, aspect=30, pad=0.01)
+    bar.set_label("share of what the query takes")
+    bar.outline.set_visible(False)
+    if axes is None:
+        whole.suptitle(f"layer {layer}" + ("" if head is None else f", head {head}"), fontsize=11)
+    return drawn
+
+
+def _selected(array: LabelledArray, layer: int, head: int | None) -> LabelledArray:
+    """The map of one layer, and of one head where there are several; no residual as a key."""
+    if "head" in array.axes and head is None:
+        raise InputError(f"{array.name!r} has {array.shape[1]} heads; choose one with head=")
+    one = array.sel(layer=layer)
+    return one if head is None else one.sel(head=head)
+
+
+def _name_some(ax: Axes, array: LabelledArray, cell: float, *, rows: bool) -> None:
+    """Tokens as labels, as many as can be read: each where there is room, else every nth."""
+    step = max(1, math.ceil(READABLE / (72 * 0.85 * cell)))
+    size = min(8.0, 72 * 0.85 * cell * step)
+    for axis, names in ((ax.yaxis, "query"), (ax.xaxis, "key")):
+        strings = array.tokens[names].strings
+        places = range(0, len(strings), step)
+        style: Any = {"fontsize": size, "parse_math": False, "usetex": False}
+        if names == "key":
+            style["rotation"] = 90
+        shown = [printable(strings[at]) for at in places] if rows or names == "key" else []
+        axis.set_ticks(places if shown else [], shown, **style)
+    ax.tick_params(length=0, pad=2)
+    ax.spines[:].set_color("#c8c8c8")
+
+
 def heatmap(
     array: LabelledArray,
     *,
@@ -112,8 +173,8 @@ def heatmap(
     )
     _label(ax, array)
     ax.set_title(title, fontsize=12, pad=10)
-    figure: Any = ax.figure
-    colours = figure.colorbar(image, ax=ax, shrink=0.9, aspect=36, pad=0.015, label=bar)
+    whole: Any = ax.figure
+    colours = whole.colorbar(image, ax=ax, shrink=0.9, aspect=36, pad=0.015, label=bar)
     colours.outline.set_visible(False)
     return ax
 
@@ -130,18 +191,13 @@ def _titles(
     return title, "share of the row" if normalise else UNITS.get(array.name, "norm")
 
 
-def _figure(panels: int, queries: int, keys: int) -> Figure:
+def _figure(count: int, queries: int, keys: int) -> Figure:
     """A figure in which every token has room for its name, up to a size that screens can show."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plots") from error
-
-    width, height = (min(CELL * count + FRAME, LARGEST) for count in (keys, queries))
-    figure = Figure(figsize=(panels * max(width, 4.0), max(height, 3.5)), layout="compressed")
-    layout: Any = figure.get_layout_engine()
+    width, height = (min(CELL * number + FRAME, LARGEST) for number in (keys, queries))
+    made = figure(count * max(width, 4.0), max(height, 3.5), "compressed")
+    layout: Any = made.get_layout_engine()
     layout.set(w_pad=0.12, h_pad=0.12)
-    return figure
+    return made
 
 
 def _label(ax: Axes, array: LabelledArray) -> None:

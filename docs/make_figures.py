@@ -1,0 +1,26 @@
+"""The figures of docs/plots.md, from a real model.
+
+python docs/make_figures.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import normscope
+from normscope import plots
+
+IMAGES = Path(__file__).parent / "images"
+MAPS = ["attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n"]
+
+
+def main() -> None:
+    """Draw them."""
+    text = "Anna baked a cake, and Tom ate most of it."
+    result = normscope.analyze(None, text=text, maps=MAPS)
+    figure = plots.scopes(result, layer=2)[0].figure
+    figure.savefig(IMAGES / "scopes.png", dpi=110, metadata={"Software": None})
+
+
+if __name__ == "__main__":
+    main()

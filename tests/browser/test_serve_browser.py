@@ -1,0 +1,247 @@
+"""The web app in a real browser: from typing to download, and what a foreign page cannot do."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from serving import Server, server
+from tiny import tokenizer
+
+import normscope
+from normscope.architectures import tiny_model
+
+DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
+TOKEN = "correct-horse-battery"
+HOSTILE = "</script><img src=x onerror=\"document.title='run'\"> <b>bold</b> \x00 \u202eabc ' \" `"
+SLOW = 60_000  # milliseconds for what a busy machine may take long for
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny-bart"
+    tiny_model("bart").save_pretrained(path)
+    tokenizer(pair=False).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[Server]:
+    with server("--model", DEFAULT, "--model", str(folder), "--rate", "6000") as one:
+        yield one
+
+
+@pytest.fixture
+def watched(chromium: Browser) -> Iterator[Page]:
+    """A page of a fresh profile that may say nothing on its console and ask nobody else."""
+    context = chromium.new_context(viewport={"width": 1200, "height": 900})
+    page = context.new_page()
+    said: list[str] = []
+    hosts: set[str] = set()
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(dialog.message))
+    page.on("request", lambda asked: hosts.add(asked.url.split("/")[2]))
+    page.set_default_timeout(SLOW)
+    yield page
+    told = getattr(page, "expected", [])
+    assert [line for line in said if not any(part in line for part in told)] == []
+    assert {host.partition(":")[0] for host in hosts} == {"127.0.0.1"}
+    context.close()
+
+
+def opened(page: Page, url: str) -> Page:
+    page.goto(url)
+    expect(page.get_by_role("button", name="Analyse")).to_be_enabled(timeout=SLOW)
+    return page
+
+
+def analysed(page: Page) -> Any:
+    """The frame with the result."""
+    expect(page.get_by_role("status").last).to_contain_text("Done in", timeout=SLOW)
+    return page.frame_locator("#view")
+
+
+def test_from_typing_to_download(running: Server, watched: Page, tmp_path: Path) -> None:
+    page = opened(watched, running.url)
+    page.get_by_label("Text", exact=True).fill("The cat sat on the mat.")
+    page.get_by_label("Second text").fill("It slept.")
+    page.get_by_label("Norms with the residual").check()
+    page.get_by_role("button", name="Analyse").click()
+    frame = analysed(page)
+    expect(frame.get_by_text("mat", exact=True).first).to_be_visible(timeout=SLOW)
+    files: dict[str, Path] = {}
+    for name, kind in {
+        "HTML page": "html", "safetensors": "safetensors", "JSON": "json", "CSV": "csv",
+    }.items():  # fmt: skip
+        with page.expect_download() as coming:
+            page.get_by_role("link", name=name).click()
+        assert coming.value.suggested_filename == f"normscope.{kind}"
+        coming.value.save_as(files.setdefault(kind, tmp_path / f"result.{kind}"))
+    result = normscope.load(files["safetensors"])
+    assert list(result) == ["attn_w", "attn_n", "attn_res_n", "attn_res_ln_n", "atb_ff_res_ln"]
+    assert result.tokens.strings[1:7] == ("the", "cat", "sat", "on", "the", "mat")
+    assert "slept" in result.tokens.strings
+    rows = list(csv.DictReader(files["csv"].read_text().splitlines()))
+    assert len(rows) == sum(result[name].values.size for name in result)
+    with page.context.expect_page() as tab:
+        page.get_by_role("link", name="Open in a tab").click()
+    expect(tab.value.get_by_text("mat", exact=True).first).to_be_visible(timeout=SLOW)
+    # The result has an origin of its own there too.
+    assert tab.value.evaluate("origin") == "null"
+
+
+def test_hostile_text_is_shown_and_not_run(running: Server, watched: Page) -> None:
+    page = opened(watched, running.url)
+    page.get_by_label("Text", exact=True).fill(HOSTILE)
+    page.get_by_role("button", name="Analyse").click()
+    frame = analysed(page)
+    expect(frame.get_by_text("bold", exact=True).first).to_be_visible(timeout=SLOW)
+    inner = page.frames[1]
+    assert inner.evaluate("document.querySelectorAll('img').length") == 0
+    assert "run" not in inner.title()
+    assert inner.evaluate("origin") == "null"
+
+
+def test_a_cancelled_job_and_a_page_that_stays_alive(running: Server, watched: Page) -> None:
+    page = opened(watched, running.url)
+    worker = running.worker
+    worker.suspend()
+    page.get_by_label("Text", exact=True).press("Control+Enter")
+    status = page.locator("#status")
+    expect(status).to_contain_text("Running, 1 of at most 60 seconds", timeout=SLOW)
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    expect(page.get_by_role("button", name="Analyse")).to_be_disabled()
+    second = opened(page.context.new_page(), running.url)
+    second.get_by_role("button", name="Analyse").click()
+    expect(second.locator("#status")).to_contain_text("Waiting for 1 analysis", timeout=SLOW)
+    page.keyboard.press("Escape")
+    expect(status).to_have_text("Cancelled.", timeout=SLOW)
+    expect(page.get_by_role("button", name="Analyse")).to_be_enabled()
+    expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
+    analysed(second)  # by the new worker
+    assert not worker.is_running()
+
+
+def test_what_is_wrong_is_said(running: Server, watched: Page) -> None:
+    page = opened(watched, running.url)
+    page.get_by_label("Text", exact=True).fill("cat " * 300)
+    page.get_by_role("button", name="Analyse").click()
+    expect(page.locator("#status")).to_contain_text("302 tokens", timeout=SLOW)
+    for box in page.locator("#maps input").all():
+        box.uncheck()
+    page.get_by_role("button", name="Analyse").click()
+    expect(page.locator("#status")).to_have_text("Choose at least one map.")
+
+
+def test_source_and_target_by_keyboard_on_a_phone_in_the_dark(
+    running: Server, watched: Page
+) -> None:
+    watched.set_viewport_size({"width": 360, "height": 740})
+    watched.emulate_media(color_scheme="dark")
+    page = opened(watched, running.url)
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert ground == "rgb(20, 24, 29)"
+    page.get_by_label("Model").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_label("Second text")).to_be_hidden()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("the cat sat on the mat")
+    page.keyboard.press("Tab")
+    page.keyboard.type("the dog ran")
+    page.get_by_label("each for itself").focus()
+    page.keyboard.press("Space")
+    expect(page.get_by_label("The attention block (ATB)")).to_be_disabled()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    frame = analysed(page)
+    expect(frame.get_by_text("mat", exact=True).first).to_be_visible(timeout=SLOW)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+def test_the_token_is_asked_for_and_too_many_requests_are_waited_for(
+    folder: Path, watched: Page
+) -> None:
+    watched.expected = ["401"]  # type: ignore[attr-defined]
+    arguments = ("--model", str(folder), "--rate", "6")
+    with server(*arguments, NORMSCOPE_TOKEN=TOKEN) as one:
+        page = watched
+        page.goto(one.url.partition("#")[0])
+        page.get_by_label("Token").fill("wrong, but long enough")
+        page.get_by_role("button", name="Enter").click()
+        expect(page.locator("#login-status")).to_have_text("the token is wrong", timeout=SLOW)
+        page.get_by_label("Token").fill(TOKEN)
+        page.get_by_role("button", name="Enter").click()
+        expect(page.get_by_role("button", name="Analyse")).to_be_enabled(timeout=SLOW)
+        page.context.clear_cookies()
+        page.goto("about:blank")
+        opened(page, one.url)
+        assert page.url == one.url.partition("#")[0]
+        watched.expected = ["401", "429"]  # type: ignore[attr-defined]
+        page.get_by_label("Source").fill("the cat sat")
+        page.get_by_label("Target").fill("the dog ran")
+        for _ in range(5):
+            page.get_by_role("button", name="Analyse").click()
+            page.locator("#status:has-text('Done in')").wait_for(timeout=SLOW)
+        frame = page.frame_locator("#view")  # which came with the cookie
+        expect(frame.get_by_text("cat", exact=True).first).to_be_visible(timeout=SLOW)
+        page.get_by_role("button", name="Analyse").click()
+        expect(page.locator("#status")).to_contain_text("too many requests", timeout=SLOW)
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.locator("#status")).to_have_text("Cancelled.", timeout=SLOW)
+
+
+FOREIGN = """<!doctype html><title>foreign</title>
+<form id="f" method="post" enctype="text/plain" action="%(url)sapi/jobs" target="x">
+<input name='{"text":"a","x":"' value='"}'></form>
+<iframe name="x"></iframe><iframe id="app" src="%(url)s"></iframe>"""
+ATTEMPTS = """async (url) => {
+  const told = [];
+  for (const [mode, type] of [["cors", "application/json"], ["no-cors", "text/plain"]]) {
+    try {
+      const answer = await fetch(url + "api/jobs",
+        {method: "POST", mode, headers: {"Content-Type": type}, body: '{"text": "a"}'});
+      told.push(answer.type + " " + answer.status);
+    } catch (error) { told.push(error.name); }
+  }
+  try { told.push((await fetch(url + "api/models")).status); }
+  catch (error) { told.push(error.name); }
+  document.getElementById("f").submit();
+  return told;
+}"""
+
+
+def test_a_foreign_page_in_the_same_browser_gets_nothing(
+    running: Server, watched: Page, tmp_path: Path
+) -> None:
+    page: Any = watched
+    page.expected = ["CORS", "ERR_", "frame-ancestors", "403", "Framing", "Refused", "404"]
+    (tmp_path / "index.html").write_text(FOREIGN % {"url": running.url})
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as foreign:
+        threading.Thread(target=foreign.serve_forever, daemon=True).start()
+        answers: list[tuple[str, int]] = []
+        page.on("response", lambda r: answers.append((r.request.method, r.status)))
+        page.goto(f"http://127.0.0.1:{foreign.server_port}/")
+        assert page.evaluate(ATTEMPTS, running.url) == ["TypeError"] * 3
+        page.wait_for_function("frames.length == 2")
+        page.wait_for_timeout(500)
+        assert page.locator("#app").is_visible()
+        shown = [frame for frame in page.frames if frame.url == running.url]
+        assert not any(frame.query_selector("form") for frame in shown)
+        assert ("POST", 403) in answers
+        assert not [status for method, status in answers if method == "POST" and status < 400]
+        foreign.shutdown()
