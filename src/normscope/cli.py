@@ -88,7 +88,6 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 # Plain help: with rich's markup, the [CLS] of a help text would be taken for a style.
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
