@@ -51,11 +51,18 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         return link[0] if _has(target, config) else link[1]
 
     markdown = LINK.sub(linked, markdown)
+    markdown = re.sub(r"^```console$", "```bash", markdown, flags=re.MULTILINE)  # for its colours
     if LIST in markdown:
         found = [f for f in files.documentation_pages() if f.src_uri.startswith("reproductions/")]
         rows = [_row(f) for f in found if f.src_uri != page.file.src_uri]
         markdown = markdown.replace(LIST, "\n".join(sorted(rows)) or "None in this checkout.")
     return markdown
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
+    """Docstrings as readers want them: without marks for doctest and without Sphinx's roles."""
+    html = re.sub(r"\s*(<span[^>]*>)?# doctest: \+SKIP(</span>)?", "", html)
+    return re.sub(r":(?:class|func|meth|mod):(?=<code>)", "", html)
 
 
 def _row(file: Any) -> str:
