@@ -34,7 +34,7 @@ ORDER = [
     *("arrays", "contributions", "signature"),
     *("maps", "labels", "collector", "reductions", "results", "runner", "analysis"),
     *("testing", "comparison", "properties"),
-    *("report", "export"),
+    *("report", "export", "quiet"),
     *("statistics", "plots", "viewer", "alignment", "corpus", "serve"),
     *("families", "demo", "bench", "commands", "cli"),
 ]
@@ -61,17 +61,19 @@ MODULES = _modules()
 
 
 def _imports(module: str) -> Iterator[tuple[str, bool]]:
-    """What a module imports from the package, and whether it does so inside a function."""
+    """What a module imports from the package, and whether it does so after it was imported."""
     tree = MODULES[module]
-    inside = {
-        node
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
+    inside = {node for later in ast.walk(tree) if _is_later(later) for node in ast.walk(later)}
     for node in ast.walk(tree):
         for name in _named(node, module):
             yield name, node in inside
+
+
+def _is_later(node: ast.AST) -> bool:
+    """What is not run when the module is imported: functions, and imports for annotations."""
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
 
 
 def _named(node: ast.AST, module: str) -> Iterator[str]:
@@ -212,7 +214,8 @@ def _public_objects() -> Iterator[tuple[str, object]]:
         module = importlib.import_module(f"normscope.{name}")
         yield module.__name__, module
         for attribute, found in vars(module).items():
-            own = getattr(found, "__module__", None) == module.__name__
+            home = str(getattr(found, "__module__", None))
+            own = home == module.__name__ or attribute in getattr(module, "__all__", ())
             if own and not attribute.startswith("_") and callable(found):
                 yield f"{module.__name__}.{attribute}", found
 

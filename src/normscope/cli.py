@@ -7,8 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,7 @@ from normscope import export, report
 from normscope.analysis import analyze as run_analysis
 from normscope.analysis import check_maps
 from normscope.errors import InputError, NormscopeError
+from normscope.quiet import quiet as _quiet
 
 INTERRUPTED = 130  # the status that Ctrl-C gives, to typer too
 
@@ -327,29 +327,6 @@ def _write_json(data: bytes, output: str | None) -> None:
     with export.whole_file(output) as file:
         file.write(data)
     print(f"wrote {output}", file=sys.stderr)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' remarks and its bar for loading weights; downloads keep theirs."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils import logging
-
-    level, bars, downloads = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        not are_progress_bars_disabled(),
-    )
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    if downloads:
-        enable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @app.command()
