@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
+from pathlib import Path
 from typing import Any
 
 import griffe
@@ -34,7 +35,10 @@ class Docstrings(griffe.Extension):
 
 def _comment(attr: griffe.Attribute) -> str:
     """The comment at the end of the field's own lines."""
-    lines = attr.lines_collection[attr.filepath][(attr.lineno or 1) - 1 : attr.endlineno or 1]
+    file = attr.filepath
+    if not isinstance(file, Path) or attr.lineno is None:
+        return ""
+    lines = attr.lines_collection[file][attr.lineno - 1 : attr.endlineno]
     source = "\n".join(line.strip() for line in lines) + "\n"
     comments = [
         token.string.lstrip("# ").strip()
