@@ -12,7 +12,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser lint types test-lowest test-gpu bench clean
+.PHONY: help demo test test-browser lint types test-lowest test-gpu bench docs clean
 
 help:  ## show this list
 	@echo "make GOAL [PYTHON=python3.12]"
@@ -49,8 +49,11 @@ bench: $(VENV)/.installed  ## time and memory, beside the plain forward pass and
 	$(VENV)/bin/normscope bench --lengths 128,512
 	$(VENV)/bin/normscope bench --lengths 128,512 --model bert-base
 
+docs: $(VENV)/.installed  ## build the documentation, strictly, into site/
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
 clean:  ## remove what these goals made
-	rm -rf $(VENV) $(VENV_LOWEST) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_LOWEST) site .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is installed anew when what it was made from changes; __init__.py has the version.

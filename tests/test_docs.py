@@ -1,4 +1,4 @@
-"""Every snippet and command in the README and docs runs."""
+"""Every snippet and command in the README and docs runs; those of a page one after another."""
 
 from __future__ import annotations
 
@@ -12,34 +12,41 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
+PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def _blocks(language: str) -> list[Any]:
-    found = []
-    for page in PAGES:
-        for number, match in enumerate(BLOCK.finditer(page.read_text())):
-            if match[1] == language:
-                found.append(pytest.param(match[2], id=f"{page.name}-{number}"))
-    return found
+def _blocks(page: Path, language: str) -> list[str]:
+    return [match[2] for match in BLOCK.finditer(page.read_text()) if match[1] == language]
 
 
-@pytest.mark.parametrize("code", _blocks("python"))
-def test_python(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+WITH_PYTHON = [page for page in PAGES if _blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
+def test_python(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from normscope.default_model import default_model_path
 
     monkeypatch.chdir(tmp_path)
-    # A model folder stands where a reader puts the name of theirs.
-    exec(compile(code.replace("your/model", str(default_model_path())), "snippet", "exec"), {})
+    names: dict[str, Any] = {
+        "__name__": "__main__"
+    }  # a block goes on with what the ones above made
+    for number, code in enumerate(_blocks(page, "python"), 1):
+        # A model folder stands where a reader puts the name of theirs.
+        code = code.replace("your/model", str(default_model_path()))
+        place = f"{page.name}, block {number}"
+        exec(compile(code, place, "exec", dont_inherit=True), names)
 
 
-COMMANDS = [
-    pytest.param(line, id=line)
-    for block in _blocks("console")
-    for line in block.values[0].splitlines()
+# Each once, on however many pages it stands.
+COMMANDS = dict.fromkeys(
+    line
+    for page in PAGES
+    for block in _blocks(page, "console")
+    for line in block.splitlines()
     if line.strip() and not line.startswith("#")
-]
+)
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -57,5 +64,5 @@ def test_command(line: str, tmp_path: Path) -> None:
 
 
 def test_there_are_snippets_to_run() -> None:
-    assert len(_blocks("python")) >= 2
-    assert len(COMMANDS) >= 8
+    assert len(WITH_PYTHON) >= 12
+    assert len(COMMANDS) >= 11

@@ -7,8 +7,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from normscope.commands.serve import serve
 from normscope.commands.view import view
 from normscope.decomposition.attention import MAPS
 from normscope.errors import InputError, NormscopeError
+from normscope.quiet import quiet as _quiet
 
 INTERRUPTED = 130  # the status that Ctrl-C gives, to typer too
 
@@ -94,7 +94,6 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 # Plain help: with rich's markup, the [CLS] of a help text would be taken for a style.
 app = typer.Typer(
     cls=_Commands,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -365,29 +364,6 @@ def _write_json(data: bytes, output: str | None) -> None:
     with export.whole_file(output) as file:
         file.write(data)
     print(f"wrote {output}", file=sys.stderr)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' remarks and its bar for loading weights; downloads keep theirs."""
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils import logging
-
-    level, bars, downloads = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        not are_progress_bars_disabled(),
-    )
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    if downloads:
-        enable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @app.command()

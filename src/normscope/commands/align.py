@@ -175,7 +175,7 @@ def align(
                       --target-lang eng_Latn --source text.de --target text.en
     """  # noqa: D301
     from normscope.alignment import api
-    from normscope.cli import _quiet
+    from normscope.quiet import quiet as _quiet
 
     _check_output(output, soft)
     if compare and gold is None:
@@ -241,7 +241,7 @@ def translate_align(
     """  # noqa: D301
     from normscope.alignment import api
     from normscope.alignment.files import read_lines
-    from normscope.cli import _quiet
+    from normscope.quiet import quiet as _quiet
     from normscope.export import whole_file
 
     _check_output(output, soft)

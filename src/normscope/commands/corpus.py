@@ -186,7 +186,7 @@ def corpus(
     """  # noqa: D301
     from rich.console import Console
 
-    from normscope.cli import _quiet
+    from normscope.quiet import quiet as _quiet
     from normscope.corpus.run import corpus as run
     from normscope.report import printable
     from normscope.statistics import Settings

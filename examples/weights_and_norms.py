@@ -1,0 +1,14 @@
+"""Attention weight beside norm: one sentence, one layer.
+
+By weight every token looks at [CLS]. By norm it takes from the verb and its object.
+"""
+
+import sys
+
+import normscope
+from normscope.plots import compare
+
+result = normscope.analyze(None, text="Anna baked a cake, and Tom ate most of it.")
+axes = compare(result, layer=2)
+output = sys.argv[1] if len(sys.argv) > 1 else "weights_and_norms.png"
+axes[0].figure.savefig(output, dpi=90)
