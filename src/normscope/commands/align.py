@@ -241,8 +241,8 @@ def translate_align(
     """  # noqa: D301
     from normscope.alignment import api
     from normscope.alignment.files import read_lines
-    from normscope.quiet import quiet as _quiet
     from normscope.export import whole_file
+    from normscope.quiet import quiet as _quiet
 
     _check_output(output, soft)
     texts = read_lines(source)

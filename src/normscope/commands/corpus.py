@@ -186,8 +186,8 @@ def corpus(
     """  # noqa: D301
     from rich.console import Console
 
-    from normscope.quiet import quiet as _quiet
     from normscope.corpus.run import corpus as run
+    from normscope.quiet import quiet as _quiet
     from normscope.report import printable
     from normscope.statistics import Settings
 
