@@ -180,6 +180,12 @@ def test_controls_keep_the_focus(open_page: Open) -> None:
     page.keyboard.press("ArrowRight")
     expect(page.get_by_role("radio", name="block")).to_be_focused()
     expect(page.get_by_role("radio", name="block")).to_be_checked()
+    page.locator(".ns-queries .ns-token").nth(3).focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("w")  # every token is made anew
+    assert page.evaluate("document.activeElement.textContent").startswith("sat")
+    page.keyboard.press("2")
+    expect(page.locator(".ns-matrix")).to_be_focused()
 
 
 def test_a_screen_reader_finds_names(open_page: Open) -> None:
