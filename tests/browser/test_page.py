@@ -100,6 +100,8 @@ def test_words_are_merged_as_the_result_merges_them(open_page: Open) -> None:
     expect(page.locator(".ns-queries .ns-token")).to_have_text(list(pages.WORDS))
     expect(page.locator(".ns-list caption")).to_have_text("What cats takes")
     check_row(page, pages.shares(words)[2], pages.WORDS)
+    choose(page, "Numbers", "absolute")
+    check_row(page, words[2], pages.WORDS)
     ratio = made[1].mixing_ratio["attn_n"].words().values
     mixing = page.get_by_role("img", name="Mixing ratio by layer")
     label = mixing.get_attribute("aria-label") or ""

@@ -84,7 +84,7 @@ function controls(app) {
     element: bar,
     /** Rebuilt when the choices change, with the focus kept on the control that had it. */
     sync() {
-      const active = bar.contains(document.activeElement) ? document.activeElement : null;
+      const active = bar.contains(app.active()) ? app.active() : null;
       const name = active?.name;
       const label = active?.getAttribute("aria-label");
       bar.replaceChildren(...build());

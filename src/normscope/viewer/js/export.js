@@ -44,8 +44,12 @@ function toSvg(app) {
     width = Math.max(width, x);
     height = Math.max(height, size.height);
   }
-  const bottom = 60 + height + 26;
-  whole.append(svg("text", { x: 16, y: bottom, "font-size": 9, fill: style.muted }, `normscope · ${visible(app.model.signatures[0] ?? "", 160)}`));
+  let bottom = 60 + height + 24;
+  // The signature whole, in as many lines as it takes.
+  const signature = visible(app.model.signatures[app.model.signatures.length - 1] || "none", 4000);
+  const length = Math.max(40, Math.floor((width - 32) / 5.2));
+  for (let start = 0; start < signature.length; start += length, bottom += 12)
+    whole.append(svg("text", { x: 16, y: bottom, "font-size": 9, fill: style.muted }, signature.slice(start, start + length)));
   whole.setAttribute("width", round(width));
   whole.setAttribute("height", round(bottom + 14));
   whole.setAttribute("viewBox", `0 0 ${round(width)} ${round(bottom + 14)}`);

@@ -287,7 +287,7 @@ function tokensPanel(app) {
     svg(into, x, y) {
       measure();
       paint();
-      const style = getComputedStyle(app.root);
+      const inks = app.inks();
       for (const { path, width, alpha, colour } of drawn)
         into.append(svg("path", {
           d: `M${path.slice(0, 2).map((v, i) => round(v + (i ? y : x))).join(" ")}C${path.slice(2).map((v, i) => round(v + (i % 2 ? y : x))).join(" ")}`,
@@ -299,14 +299,14 @@ function tokensPanel(app) {
           const own = getComputedStyle(one.chip);
           into.append(svg("rect", {
             x: round(x + box.left), y: round(y + box.top), width: round(box.width), height: round(box.height), rx: 5,
-            fill: own.backgroundColor, stroke: one.chosen ? style.getPropertyValue("--accent").trim() : "none", "stroke-width": 2,
+            fill: own.backgroundColor, stroke: one.chosen ? inks.accent : inks.line, "stroke-width": one.chosen ? 2 : 1,
           }));
           into.append(svg("text", {
             x: round(x + box.x), y: round(y + box.top + box.height / 2 + 5), "text-anchor": "middle", "font-size": 14, fill: own.color,
           }, one.label.textContent));
           if (one.note) into.append(svg("text", {
             x: round(x + box.x), y: round(y + box.top + box.height + 11), "text-anchor": "middle", "font-size": 10,
-            fill: style.getPropertyValue("--muted").trim(),
+            fill: inks.muted, stroke: inks.panel, "stroke-width": 3, "paint-order": "stroke",
           }, one.note));
         });
       const size = pair.getBoundingClientRect();

@@ -19,6 +19,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   Object.defineProperty(app, "part", { get: () => model.parts.find((one) => one.name === app.state.part) });
   app.theme = () => app.state.theme || (dark.matches ? "dark" : "light");
   app.palette = () => PALETTES[app.theme()];
+  app.active = () => root.getRootNode().activeElement; // a notebook may keep it in a shadow tree
   app.font = () => getComputedStyle(root).fontFamily;
   app.inks = () => {
     const style = getComputedStyle(root);
@@ -135,6 +136,8 @@ async function mountNormscope(root, data, { page = false } = {}) {
   let kind = "";
   function show() {
     const { state } = app;
+    const before = app.active();
+    const held = stage.contains(before) ? before : null;
     app.fields = fieldsOf(model, app.part, state);
     if (state.view !== "overview") app.back = state.view;
     root.dataset.theme = app.theme();
@@ -166,6 +169,12 @@ async function mountNormscope(root, data, { page = false } = {}) {
     app.refocus();
     mixingStrip(app, mixBox);
     aboutMap(app, aboutBox);
+    // What had the focus may have been replaced; then its place is taken, or keys would be lost.
+    if (held && !stage.contains(app.active())) {
+      const pinned = app.pinned();
+      if (state.view === "tokens" && pinned) app.panels[0].focusToken(pinned.side, pinned.index);
+      else (stage.querySelector(".ns-matrix") ?? stage).focus();
+    }
   }
   app.refocus = () => {
     app.panels.forEach((panel) => panel.paint());
@@ -176,6 +185,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   app.set = (changes) => {
     const start = performance.now();
     app.hovered = null;
+    app.tip(null);
     app.state = fitting(model, { ...app.state, ...changes });
     show();
     app.say(summary(app));
