@@ -120,7 +120,7 @@ def slowly(row: Row, model: Any, masking: float = 0.0) -> Slow:
         alpha, x = captured.alpha[0].numpy(), captured.residual[0].numpy()
         s = reference.attention_vectors(alpha, f)
         z = reference.add_residual(s, x)
-        norm: Any = layer.module.attention.output.LayerNorm
+        norm: Any = layer.module.get_submodule("attention.output.LayerNorm")
         bias = captured.projection.bias
         assert bias is not None
         whole = z.sum(axis=1) + bias.numpy()

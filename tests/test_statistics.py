@@ -45,7 +45,7 @@ def test_replicates_are_poisson_and_depend_on_the_sequence_alone() -> None:
     assert resampling_weights(np.arange(6), 0, 3)[1:].astype(int).tolist() == PINNED
 
 
-PINNED = [[1, 0, 0, 0, 0, 0]] * 3
+PINNED = [[0, 1, 3, 1, 0, 1], [0, 1, 0, 1, 0, 3], [1, 1, 1, 1, 3, 0]]
 
 
 def test_masking_takes_a_share_of_what_is_not_special() -> None:
@@ -63,7 +63,7 @@ def test_masking_takes_a_share_of_what_is_not_special() -> None:
     assert (masked_positions(5, free, 0.12, 1) != chosen).any()
 
 
-def test_the_model_reads_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_reads_masks() -> None:
     model, read = bert(), []
     model.register_forward_pre_hook(
         lambda m, a, k: read.append(k["input_ids"].numpy()), with_kwargs=True
@@ -170,7 +170,7 @@ def test_no_correlation_of_what_is_the_same() -> None:
 
 def test_many_tokens_lose_bits_and_not_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the limit the numbers are the same in any order, and still near."""
-    monkeypatch.setattr("normscope.statistics.frequency.LIMIT", 300)
+    monkeypatch.setattr("normscope.statistics.frequency.LIMIT", 1000)
     draw = np.random.default_rng(0)
     rank, value = draw.integers(1, 40, 4000), draw.normal(size=4000)
     value = np.exp(value - 0.03 * rank)
@@ -188,7 +188,7 @@ def test_many_tokens_lose_bits_and_not_their_order(monkeypatch: pytest.MonkeyPat
         state: Any = None
         for here in np.split(order, cuts):
             state = part(here) if state is None else statistic.merge(state, part(here))
-        assert len(state["alpha"]["value"]) <= 600
+        assert len(state["alpha"]["value"]) <= 2000
         found.append(statistic.result(state)["frequency"].columns["spearman"][0])
     assert_allclose(found, found[0], rtol=0, atol=1e-14)
     exact = spearmanr(rank, value).statistic
@@ -316,7 +316,7 @@ def test_other_families(name: str) -> None:
         for analysis in maps:
             pooled.setdefault(analysis, []).append(result.mixing_ratio[analysis].values.ravel())
         (each,) = normscope.analyze_inputs(model, inputs, maps=["attn_w"], heads="each")
-        pairs += np.count_nonzero(each["attn_w"].values)
+        pairs += int(np.count_nonzero(each["attn_w"].values))
     for analysis, ratios in pooled.items():
         expected = 100 * np.concatenate(ratios).mean()
         assert_allclose(column(table, "mean", analysis=analysis), expected, rtol=1e-6)
@@ -395,7 +395,7 @@ def test_nan_is_refused_with_the_row() -> None:
         model.embeddings.word_embeddings.weight[59] = torch.nan
     rows = [ROWS[0], Row(77, (0, 5, 59, 2), None, (True, False, False, True))]
     measurer = Measurer(model, tokenizer(), choose("dispersion"), Settings())
-    with pytest.raises(ExactnessError, match="row 77: .*NaN"):
+    with pytest.raises(ExactnessError, match=r"row 77: .*NaN"):
         measurer.measure(rows)
 
 

@@ -13,7 +13,6 @@ from normscope.statistics.batch import ANALYSES, Batch, Layer
 from normscope.statistics.ranks import spearman
 
 LIMIT = 2**18  # distinct pairs of token and value up to which nothing is rounded
-STEP = 4  # bits dropped at a time beyond it
 
 
 class Frequency:
@@ -140,5 +139,5 @@ def compact(part: State, most: int) -> State:
         if len(part["value"]) <= LIMIT:
             break
         most = LIMIT
-        part = coarser(part, part["dropped"] + STEP)
+        part = coarser(part, part["dropped"] + 1)
     return part

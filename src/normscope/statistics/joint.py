@@ -20,8 +20,7 @@ Their sum over rms(U) · rms(V) is the bound that goes with every ρ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,12 +161,10 @@ class _Place:
         index = index.add_((self.column[here] * cells[1] - lowest).unsqueeze(2)).flatten()
         within = leading.bitwise_and_((1 << ALPHA.within) - 1).add_(_UNIT).flatten().double()
         across = self.position[here].unsqueeze(2).expand(alpha.shape).flatten()
-        fine, both, other = _counted(
-            lambda: torch.bincount(alone.flatten(), minlength=shape[0] * shape[1]),
-            lambda: torch.bincount(index, weights=within, minlength=cells[0] * cells[1]),
-            lambda: torch.bincount(index, weights=across, minlength=cells[0] * cells[1]),
-            threads=torch.get_num_threads() if alpha.device.type == "cpu" else 1,
-        )
+        size = cells[0] * cells[1]
+        fine = torch.bincount(alone.flatten(), minlength=shape[0] * shape[1])
+        both = torch.bincount(index, weights=within, minlength=size)
+        other = torch.bincount(index, weights=across, minlength=size)
         both = both.view(cells)[:, :-1].long()
         return {
             "n": both >> _BITS,
@@ -175,14 +172,6 @@ class _Place:
             "norm": other.view(cells)[:, :-1].long(),
             "fine": fine.view(shape)[:, :-1],
         }
-
-
-def _counted(*tasks: Callable[[], Tensor], threads: int) -> list[Tensor]:
-    """Counting takes one thread each: on a CPU several count at once."""
-    if threads == 1:
-        return [task() for task in tasks]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda task: task(), tasks))
 
 
 def add_up(code: NDArray[np.int64], sums: Counts) -> dict[str, NDArray[np.int64]]:
