@@ -4,8 +4,9 @@
                                     [--device cuda] [--model FOLDER] [--output FILE.json]
 
 Every batch is run plainly (the model's own sdpa attention), then measured without and with
-alpha_vs_norm, one after the other, so that a busy machine slows all three. Ratios are of sums
-over all batches, for each input condition: the masked one serves mixing, the plain one the rest.
+alpha_vs_norm, one after the other, so that a busy machine slows all three; the ratio of processor
+times is less disturbed by others than that of wall times. Ratios are of sums over all batches, for
+each input condition: the masked one serves mixing, the plain one the rest.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ def main() -> None:
     chosen = {name: choose(names, settings) for name, names in RUNS.items()}
     measurers = {k: Measurer(model, tokenizer, made, settings) for k, made in chosen.items()}
     states: dict[str, Any] = {name: {} for name in RUNS}
-    times: dict[str, list[float]] = {"forward": []} | {name: [] for name in RUNS}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ("forward", *RUNS)}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:
-        begun = time.perf_counter()
+        begun = time.perf_counter(), time.process_time()
         made = work()
         if given.device != "cpu":
             torch.cuda.synchronize()
-        times[name].append(time.perf_counter() - begun)
+        times[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
         return made
 
     batches = [rows[i : i + given.batch] for i in range(0, len(rows), given.batch)]
@@ -86,27 +87,30 @@ def main() -> None:
         for name, measurer in measurers.items():
             found = timed(name, lambda m=measurer, b=batch: m.measure(b))
             states[name] = merge(chosen[name], states[name], found)
-    forward = np.array(times["forward"])
+    forward = np.array(times["forward"])  # batch (wall, processor)
     made: dict[str, Any] = {
-        "model": str(model.config._name_or_path),
+        "model": Path(str(model.config._name_or_path)).name,
         "device": given.device,
         "threads": torch.get_num_threads(),
         "sequences": given.sequences,
         "length": given.length,
         "batch": given.batch,
-        "forward_seconds": round(float(forward.sum()), 3),
+        "forward_seconds": round(float(forward[:, 0].sum()), 3),
         "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
     for name in RUNS:
         spent = np.array(times[name])
-        each = np.quantile(spent / forward, [0.1, 0.5, 0.9])
+        wall, processor = spent.sum(axis=0) / forward.sum(axis=0)
+        each = np.quantile(spent[:, 0] / forward[:, 0], [0.1, 0.5, 0.9])
         made[name] = {
-            "seconds": round(float(spent.sum()), 3),
-            "ratio": round(float(spent.sum() / forward.sum()), 3),
+            "seconds": round(float(spent[:, 0].sum()), 3),
+            "ratio": round(float(wall), 3),
+            "ratio_of_processor_time": round(float(processor), 3),
             "ratio_by_batch_p10_p50_p90": [round(float(one), 3) for one in each],
         }
         print(
-            f"{name}: {made[name]['ratio']:.2f} × the plain forward pass; by batch", *each.round(2)
+            f"{name}: {wall:.2f} × the plain forward pass, {processor:.2f} × its processor time; "
+            f"by batch {' '.join(f'{one:.2f}' for one in each)}"
         )
     last = states["plain condition with alpha_vs_norm"]["alpha_vs_norm"]
     made["pairs"] = int(last["total"])
