@@ -167,7 +167,8 @@ def all_tables(results: dict[str, Any]) -> dict[str, tuple[str, list[str], list[
     made = {
         "training": (
             "Training",
-            ["model", "recipe", "size", "batch tokens", "warm-up", "pairs", "updates", "epochs", "seconds",
+            ["model", "recipe", "size", "batch tokens", "warm-up", "pairs", "updates",
+             "epochs", "seconds",
              "target tokens/s", "validation loss", "BLEU", "device", "seed"],
             training_rows(results),
         ),
