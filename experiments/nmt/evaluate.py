@@ -63,8 +63,10 @@ def correlations(one: Sequence[float], other: Sequence[float]) -> dict[str, floa
 class Direction:
     """One model on the gold pairs; ``gold`` is turned so that the model's source comes first."""
 
-    def __init__(self, folder: Path, source: Text, target: Text, gold: list[Links]) -> None:
-        self.translator: Translator = translator(str(folder), dtype="float32")
+    def __init__(
+        self, folder: Path, source: Text, target: Text, gold: list[Links], device: str = "cpu"
+    ) -> None:
+        self.translator: Translator = translator(str(folder), dtype="float32", device=device)
         self.source, self.target, self.gold = source, target, gold
         self.pairs = self.translator.pairs(source, target)
         self.layers, self.heads = cross_shape(self.translator.model)
@@ -290,11 +292,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--run", action="append", required=True, metavar="NAME=FOLDER", help="source to target")
-    add("--reverse", metavar="NAME=FOLDER", help="a run of the other direction, for the first")
+    add("--reverse", metavar="NAME=FOLDER", help="a run of the other direction")
     add("--corpus", type=Path, help="the packed corpus: for BLEU, and for eflomal")
     add("--gold", type=Path, nargs=3, required=True, metavar=("SOURCE", "TARGET", "LINKS"))
     add("--work", type=Path, required=True, help="where the runs become transformers folders")
     add("--output", type=Path, required=True)
+    add("--device", default="cpu")
     add("--gradients", action="store_true", help="SmoothGrad and saliency too, which takes long")
     add("--eflomal", action="store_true", help="eflomal, trained on the corpus")
     add("--eflomal-pairs", type=int, help="as many pairs of it")
@@ -307,20 +310,20 @@ def main(arguments: list[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "results.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    first: tuple[Direction, dict[str, Any], Any] | None = None
-    for number, given in enumerate([*options.run, *filter(None, [options.reverse])]):
+    forward: dict[str, tuple[Direction, dict[str, Any], Any]] = {}
+    for given in [*options.run, *filter(None, [options.reverse])]:
         name, _, folder = given.partition("=")
         backwards = given == options.reverse
         sides = (target, source, turned) if backwards else (source, target, gold)
-        direction = Direction(join(Path(folder), options.work, name), *sides)
+        direction = Direction(join(Path(folder), options.work, name), *sides, device=options.device)
         numbers, links = measure(name, direction, gradients=options.gradients)
         numbers["training"] = training_facts(Path(folder), pack)
         results.setdefault("models", {})[name] = numbers
-        if number == 0:
-            first = direction, numbers, links
-        if backwards and first is not None:
-            results["symmetrized"] = both_directions(
-                gold, first[0], direction, [first[1], numbers], [first[2], links]
+        if not backwards:
+            forward[name] = direction, numbers, links
+        for other, (one, parts, found) in forward.items() if backwards else ():
+            results.setdefault("symmetrized", {})[f"{other} with {name}"] = both_directions(
+                gold, one, direction, [parts, numbers], [found, links]
             )
         write_whole(path, (json.dumps(results, indent=1) + "\n").encode())
     if options.eflomal:

@@ -119,6 +119,8 @@ def training_rows(results: dict[str, Any]) -> list[list[Any]]:
                 name,
                 facts["recipe"],
                 size,
+                f"{facts['settings']['tokens']:,}",
+                f"{facts['settings']['warmup']:,}",
                 f"{facts['pairs']:,}",
                 f"{facts['step']:,}",
                 facts["epoch"],
@@ -165,7 +167,8 @@ def all_tables(results: dict[str, Any]) -> dict[str, tuple[str, list[str], list[
     made = {
         "training": (
             "Training",
-            ["model", "recipe", "size", "pairs", "updates", "epochs", "seconds",
+            ["model", "recipe", "size", "batch tokens", "warm-up", "pairs", "updates",
+             "epochs", "seconds",
              "target tokens/s", "validation loss", "BLEU", "device", "seed"],
             training_rows(results),
         ),
@@ -191,9 +194,13 @@ def all_tables(results: dict[str, Any]) -> dict[str, tuple[str, list[str], list[
     }  # fmt: skip
     if "symmetrized" in results:
         found = results["symmetrized"]
-        methods = list(next(iter(found.values())))
-        rows = [[name, *(rates[how] for how in methods)] for name, rates in found.items()]
-        made["symmetrized"] = ("Both directions (AER)", ["maps", *methods], rows)
+        methods = list(next(iter(next(iter(found.values())).values())))
+        rows = [
+            [models, name, *(rates[how] for how in methods)]
+            for models, choices in found.items()
+            for name, rates in choices.items()
+        ]
+        made["symmetrized"] = ("Both directions (AER)", ["models", "choice", *methods], rows)
     return made
 
 
