@@ -250,11 +250,15 @@ def figures(results: dict[str, Any], folder: Path) -> list[Path]:
             grid = [[0.0] * heads for _ in range(layers)]
             for row in rows:
                 grid[row["layer"] - 1][row["head"] - 1] = row[key]
-            axis.imshow(grid, aspect="auto", cmap="viridis_r" if key == "aer" else "viridis")
+            image = axis.imshow(
+                grid, aspect="auto", cmap="viridis_r" if key == "aer" else "viridis"
+            )
             for n, line in enumerate(grid):
                 for h, value in enumerate(line):
                     text = f"{value:.1f}" if key == "aer" else f"{value:.2f}"
-                    axis.text(h, n, text, ha="center", va="center", color="white", fontsize=8)
+                    bright = sum(image.cmap(image.norm(value))[:3]) > 1.5
+                    colour = "black" if bright else "white"
+                    axis.text(h, n, text, ha="center", va="center", color=colour, fontsize=8)
             axis.set_xticks(range(heads), [str(h + 1) for h in range(heads)])
             axis.set_yticks(range(layers), [str(n + 1) for n in range(layers)])
             axis.set(title=title, xlabel="head", ylabel="layer")
