@@ -16,7 +16,18 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the experiments are no part of the package
 
-from experiments.nmt import clean, evaluate, export, gold, pack, prepare, report, text, train
+from experiments.nmt import (
+    clean,
+    evaluate,
+    export,
+    gold,
+    pack,
+    prepare,
+    report,
+    reproduce,
+    text,
+    train,
+)
 from experiments.nmt.batches import IGNORED, Corpus
 from experiments.nmt.model import Record, Shape, Translator, sinusoids, translation_loss
 from experiments.nmt.recipes import RECIPES, Recipe
@@ -519,6 +530,34 @@ def test_evaluation_and_report(corpus: pack.Pack, tmp_path: Path, capsys: Any) -
     best = results["models"]["de-en"]["norms"]["awi"]["best_layer"]
     assert f"| de-en | AWI | {best[1]} (layer {best[0]}) |" in text_of
     assert {path.suffix for path in output.iterdir()} == {".json", ".csv", ".md", ".png"}
+
+
+def test_one_command_does_it_all_and_goes_on_where_it_was(tmp_path: Path, capsys: Any) -> None:
+    german, english = _sentences(2500, 5)
+    links = [" ".join(f"{n + 1}-{n + 1}" for n in range(len(s.split()))) for s in german[:6]]
+    texts = {"t.de": german, "t.en": english, "v.de": german[:20], "v.en": english[:20]}
+    texts |= {"de": german[:6], "en": english[:6], "gold.talp": links}
+    for name, lines in texts.items():
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    at = {name: tmp_path / name for name in texts}
+    given: dict[str, Any] = {
+        "train_files": [at["t.de"], at["t.en"]],
+        "valid_files": [at["v.de"], at["v.en"]],
+        "gold": [at["de"], at["en"], at["gold.talp"]],
+        "output": tmp_path / "out",
+        "recipe": "tiny",
+        "steps": 4,
+        "device": "cpu",
+        "vocabulary": 60,
+    }
+    tables = reproduce.run(**given)
+    assert "published, released code | AWI | norms" in tables.read_text(encoding="utf-8")
+    results = json.loads((tables.parent / "results.json").read_text())
+    assert set(results["models"]) == {"de-en", "en-de"}
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/weights*")}
+    assert reproduce.run(**given) == tables  # nothing is trained again
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    capsys.readouterr()
 
 
 def test_correlations_are_scipys() -> None:

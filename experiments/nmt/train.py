@@ -368,6 +368,7 @@ def parser() -> argparse.ArgumentParser:
     add("--minutes", type=float, help="stop after so long, counted from the start of the program")
     add("--steps", type=int, help="stop after so many updates")
     add("--stop-at", type=int, help="break off at this update, to go on later with --resume")
+    add("--begin-with", type=Path, metavar="RUN", help="take the weights of another run's parts")
     add("--seed", type=int, default=1)
     add("--tokens", type=int, help="tokens of a batch, in place of the recipe's")
     add("--rate", type=float, help="peak learning rate, in place of the recipe's")
