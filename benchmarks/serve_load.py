@@ -43,6 +43,7 @@ class Told:
         self.statuses: Counter[str] = Counter()
         self.problems: Counter[str] = Counter()
         self.finished: list[float] = []  # seconds from asking to having the page
+        self.ran: list[float] = []  # seconds of the analyses themselves, as the server says
         self.answers: list[float] = []  # seconds of requests that are answered at once
 
 
@@ -86,6 +87,7 @@ async def client(http: httpx.AsyncClient, number: int, until: float, told: Told)
             page = await ask("GET", f"/api/jobs/{job['id']}/page")
             if page.status_code == 200 and b"<!doctype html>" in page.content[:20]:
                 told.finished.append(time.perf_counter() - started)
+                told.ran.append(job["seconds"])
         except httpx.HTTPError as error:
             told.problems[type(error).__name__] += 1
 
@@ -113,6 +115,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 def measured(arguments: list[str], clients: int, seconds: float) -> dict[str, Any]:
     """Start a server, load it, stop it."""
+    before = os.getloadavg()[0]
     process = subprocess.Popen(
         [sys.executable, "-m", "normscope", "serve", "--port", "0", *arguments],
         stderr=subprocess.PIPE,
@@ -156,12 +159,14 @@ def measured(arguments: list[str], clients: int, seconds: float) -> dict[str, An
         "unexpected": unexpected,
         "problems": dict(told.problems),
         "analysis_ms": percentiles(told.finished),
+        "of_which_running_ms": percentiles(told.ran),
         "request_ms": percentiles(told.answers),
         "memory_mib": {
             "first_third": round(sum(memory[:thirds]) / thirds, 1),
             "last_third": round(sum(memory[-thirds:]) / thirds, 1),
             "max": round(max(memory), 1),
         },
+        "load_average": [round(one, 1) for one in (before, os.getloadavg()[0])],  # before, after
         "exit_status": process.returncode,
     }
 
@@ -181,7 +186,6 @@ def main() -> None:
         "cores": os.cpu_count(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
-        "load_before": round(os.getloadavg()[2], 1),
         "note": "clients, server and worker on the same machine, which others use as well",
     }
     data = json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n"
