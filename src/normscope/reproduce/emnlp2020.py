@@ -59,10 +59,13 @@ def _exhibits(measured: Measured) -> list[Exhibit]:
 
     def by_head() -> Figure:
         from normscope import plots
+        from normscope.plots.style import panels
 
         separator = categories(measured).get("[SEP]", "others")
-        axes = plots.heads(heads, MEASURES, [separator])
-        return _figure(axes)
+        row = panels(None, len(MEASURES), (4.4, 2.6))
+        for ax, measure in zip(row, MEASURES, strict=True):
+            plots.heads(heads, measure, [separator], ax)
+        return _figure(row)
 
     def all_heads() -> Figure:
         from normscope import plots
@@ -361,13 +364,13 @@ def _frequent(measured: Measured) -> list[Finding]:
         found += [
             Finding(
                 f"rarer tokens have longer ‖f(x)‖: ρ with the rank above {STRONG} (ranks: {where})",
-                shown(told["transformed_norm"]),
+                str(told["transformed_norm"]),
                 shown(rho["transformed_norm"]),
                 bool(rho["transformed_norm"] > STRONG),
             ),
             Finding(
                 f"α hardly goes with frequency: |ρ| below {NEAR_ZERO} (ranks: {where})",
-                shown(told["alpha"]),
+                str(told["alpha"]),
                 shown(rho["alpha"]),
                 bool(abs(rho["alpha"]) < NEAR_ZERO),
             ),

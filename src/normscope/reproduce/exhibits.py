@@ -110,7 +110,8 @@ def shown(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 10 else (
-            f"{value:.3f}"
-        )  # fmt: skip
+        if len(repr(value)) <= 6:  # printed in a paper, with the digits it has there
+            return repr(value)
+        digits = 1 if abs(value) >= 100 else 2 if abs(value) >= 10 else 3
+        return f"{value:.{digits}f}"
     return str(value)

@@ -17,6 +17,7 @@ from normscope.corpus.sequences import Encoder
 from normscope.corpus.stream import select
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.export import whole_file
+from normscope.limits import max_length_of
 from normscope.models import load
 from normscope.reproduce.data import LONGEST, Sequences, sequences
 from normscope.reproduce.exhibits import Exhibit, Finding, Report, from_one, published
@@ -26,6 +27,7 @@ from normscope.statistics import Measurer, Row, Settings, Statistic, Table
 MODEL = "bert-base-uncased"
 MEASURED, COST = "measured", "cost.json"
 BLOCK_ROWS = 128  # rows between two checkpoints, of experiments that are quick
+CHECKPOINT = 10.0  # seconds
 TIMED = 3  # sequences whose cost is compared with the forward pass
 
 
@@ -56,7 +58,7 @@ class Measured:
     request: Request
     counts: Mapping[str, Any]
     ranks: Mapping[str, str]  # table of frequencies -> where its ranks come from
-    cost: Mapping[str, float] | None = None
+    cost: Mapping[str, float | int] | None = None
 
     def __getitem__(self, name: str) -> Table:
         return self.tables[name]
@@ -97,9 +99,9 @@ class Corpus:
             settings=settings,
             limit=rows.limit,
             sample=sample,
-            max_length=LONGEST,
+            max_length=longest_of(model, tokenizer),
             block_rows=self.block_rows,
-            checkpoint_seconds=10,
+            checkpoint_seconds=CHECKPOINT,
             device=request.device,
             dtype=request.dtype,
             revision=request.revision,
@@ -145,6 +147,12 @@ def _model(request: Request) -> tuple[Any, Any]:
             f"network: download google-bert/{MODEL} elsewhere (hf download) and name its folder, "
             "--model FOLDER; or name another model"
         ) from problem
+
+
+def longest_of(model: Any, tokenizer: Any) -> int:
+    """As many tokens as the papers have, or as the model takes."""
+    takes = max_length_of(model.config, tokenizer)
+    return LONGEST if takes is None else min(LONGEST, takes)
 
 
 def _check_ours(output: Path) -> None:
@@ -241,13 +249,16 @@ def _cost(
     rows: Sequences,
     sample: int | float | None,
     request: Request,
-) -> dict[str, float] | None:
+) -> dict[str, float | int] | None:
     """Seconds for each sequence, and how many forward passes that is; measured once."""
     file = None if request.output is None else request.output / COST
     if file is not None and file.is_file() and not request.restart:
-        known: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+        known: dict[str, float | int] = json.loads(file.read_text(encoding="utf-8"))
         return known
-    seconds = result.run.get("seconds")
+    told = result.run
+    if not told and result.folder is not None:  # finished before
+        told = json.loads((result.folder / "run.json").read_text(encoding="utf-8"))
+    seconds = told.get("seconds")
     if rows.clark or model.device.type != "cpu" or not seconds:
         return None
     some = _some(model, tokenizer, rows, sample, settings.seed)
@@ -273,7 +284,7 @@ def _cost(
 def _some(
     model: Any, tokenizer: Any, rows: Sequences, sample: int | float | None, seed: int
 ) -> list[Row]:
-    encoder = Encoder(model, tokenizer, LONGEST)
+    encoder = Encoder(model, tokenizer, longest_of(model, tokenizer))
     selection, _ = select(len(rows.rows), rows.limit, sample, seed)
     keys = [key for key in range(len(rows.rows)) if key in selection][:TIMED]
     made = [encoder.encode(Record(key, "", Content(*rows.rows[key]))) for key in keys]
