@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from normscope.properties import affine_maps
 from normscope.reproduce.exhibits import Exhibit, Finding, published, rows_of, shown, table_of
 from normscope.reproduce.frequency import frequency_figure, frequency_table
-from normscope.reproduce.measure import Corpus, Measured
+from normscope.reproduce.measure import CLARK, Corpus, Measured
 from normscope.reproduce.numbers import Points
 from normscope.statistics import Settings, Statistic, Table, choose
 
@@ -378,4 +378,4 @@ def _frequent(measured: Measured) -> list[Finding]:
     return found
 
 
-EXPERIMENT = Corpus("emnlp2020-bert", PAPER, _statistics, _exhibits, _findings)
+EXPERIMENT = Corpus("emnlp2020-bert", PAPER, _statistics, _exhibits, _findings, text=CLARK)

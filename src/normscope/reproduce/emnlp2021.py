@@ -18,7 +18,7 @@ from normscope.reproduce.exhibits import (
     table_of,
 )
 from normscope.reproduce.frequency import frequency_figure, frequency_table
-from normscope.reproduce.measure import Corpus, Measured
+from normscope.reproduce.measure import CLARK, Corpus, Measured
 from normscope.reproduce.numbers import Points
 from normscope.statistics import Settings, Statistic, Table, choose
 from normscope.statistics.ranks import spearman
@@ -191,16 +191,21 @@ def _categories(measured: Measured) -> Figure:
 
     table = measured["mixing_layers"]
     names = list(dict.fromkeys(table.lists()["category"]))
-    axes = panels(None, len(names), (3.6, 2.9), 3, sharey=True)
-    for ax, name in zip(axes, names, strict=True):
+    axes = panels(None, len(names), (3.6, 2.9), 3)
+    for number, (ax, name) in enumerate(zip(axes, names, strict=True)):
         plots.mixing_ratio(table, category=name, ax=ax)
         for line, analysis in zip(ax.lines, _analyses(measured), strict=True):
             line.set_label(ANALYSES[analysis])
         ax.get_legend().remove()
         ax.set_title(name, fontsize=10)
-        ax.label_outer()
-    legend(axes[-1])
-    return _figure(axes)
+        if number % 3:
+            ax.set_ylabel("")
+    figure = _figure(axes)
+    if len(names) % 3:  # there is room for it
+        figure.legend(handles=axes[-1].lines, loc="lower right", bbox_to_anchor=(0.93, 0.15))
+    else:
+        legend(axes[-1])
+    return figure
 
 
 def _expansion(measured: Measured) -> Table:
@@ -380,4 +385,4 @@ def _lengths(measured: Measured) -> list[Finding]:
     return found
 
 
-EXPERIMENT = Corpus("emnlp2021", PAPER, _statistics, _exhibits, _findings)
+EXPERIMENT = Corpus("emnlp2021", PAPER, _statistics, _exhibits, _findings, text=CLARK)

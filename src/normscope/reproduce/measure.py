@@ -15,6 +15,7 @@ from normscope.corpus import CorpusResult, corpus
 from normscope.corpus.records import Content, Record
 from normscope.corpus.sequences import Encoder
 from normscope.corpus.stream import select
+from normscope.default_model import DEFAULT_MODEL
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.export import whole_file
 from normscope.limits import max_length_of
@@ -25,6 +26,7 @@ from normscope.reproduce.numbers import PointsById
 from normscope.statistics import Measurer, Row, Settings, Statistic, Table
 
 MODEL = "bert-base-uncased"
+CLARK = "992 Wikipedia sequences of 121,134 tokens (Clark et al. 2019)"
 MEASURED, COST = "measured", "cost.json"
 BLOCK_ROWS = 128  # rows between two checkpoints, of experiments that are quick
 CHECKPOINT = 10.0  # seconds
@@ -73,6 +75,7 @@ class Corpus:
     statistics: Callable[[Settings], list[Statistic]]
     exhibits: Callable[[Measured], list[Exhibit]]
     findings: Callable[[Measured], list[Finding]]
+    text: str | None = None  # what the paper read; None: Wikipedia text that cannot be had here
     sample: int | None = None  # sequences, where all would take too long
     block_rows: int = BLOCK_ROWS
     timed: bool = False
@@ -122,7 +125,7 @@ class Corpus:
         return Report(
             self.experiment,
             self.paper,
-            _warnings(model, result, rows),
+            _warnings(model, result, rows, self.text),
             _facts(result, rows, sample),
             self.findings(measured),
             self.exhibits(measured),
@@ -190,30 +193,31 @@ def is_papers_model(model: Any) -> bool:
     return called == MODEL and config.model_type == "bert" and shape == [12, 12, 768, 30522]
 
 
-def _warnings(model: Any, result: CorpusResult, rows: Sequences) -> tuple[str, ...]:
+def _warnings(
+    model: Any, result: CorpusResult, rows: Sequences, text: str | None
+) -> tuple[str, ...]:
     told = []
+    name = result.identity["model"]["name"]
     if not is_papers_model(model):
         config = model.config
         layers, heads, size = (
             getattr(config, name, "?")
             for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
         )
+        kind = ", a sentence-embedding fine-tune" if name == DEFAULT_MODEL else ""
         told.append(
             f"This is not the paper's model. The paper has {MODEL} (12 layers, 12 heads, hidden "
-            f"size 768); these are the numbers of {result.identity['model']['name']} ({layers} "
-            f"layers, {heads} heads, hidden size {size}). They show where the paper's findings "
-            "hold elsewhere, and do not replace its numbers."
+            f"size 768); these are the numbers of {name} ({layers} layers, {heads} heads, hidden "
+            f"size {size}{kind}). They show where the paper's findings hold elsewhere, and do not "
+            "replace its numbers."
         )
-    paper = published()["emnlp2020"]
-    counts = result.counts
-    if not rows.clark or (counts["sequences"], counts["tokens"]) != (
-        paper["sequences"],
-        paper["tokens"],
-    ):
+    paper, counts = published()["emnlp2020"], result.counts
+    same = (counts["sequences"], counts["tokens"]) == (paper["sequences"], paper["tokens"])
+    if text is None or not rows.clark or not same:
         told.append(
-            "This is not the paper's text. The paper has 992 Wikipedia sequences of 121,134 tokens "
-            f"(Clark et al. 2019); these are {counts['sequences']:,} sequences of "
-            f"{counts['tokens']:,} tokens."
+            f"This is not the paper's text. The paper has {text or 'other Wikipedia text'}; these "
+            f"are {counts['sequences']:,} sequences of {counts['tokens']:,} tokens of "
+            f"{', '.join(rows.names)}."
         )
     return tuple(told)
 

@@ -108,7 +108,8 @@ def _markdown(report: Report) -> Iterator[str]:
     for one in report.warnings:
         yield from (f"**{_safe(one)}**", "")
     yield from (f"- {name}: {_safe(told)}" for name, told in report.facts.items())
-    yield from ("", "Layers and heads count from 1.", "", "## What agrees and what does not", "")
+    yield from ("", "Layers and heads count from 1. All numbers are in the folder `tables`.")
+    yield from ("", "## What agrees and what does not", "")
     yield from (summary(report), "")
     yield from _lines(_found(list(report.findings)))
     for exhibit in report.exhibits:
@@ -133,9 +134,9 @@ def _lines(table: Table) -> Iterator[str]:
 
 def _safe(text: str) -> str:
     """Text that Markdown shows as it is, also inside a table."""
-    for mark in "\\`*_[]<>|#":
+    for mark in "\\`*_[]|#":
         text = text.replace(mark, f"\\{mark}")
-    return text
+    return escape(text, quote=False)
 
 
 # ------------------------------------------------------------------------------------------- HTML
@@ -163,8 +164,8 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-size: .88rem; }
 th { position: sticky; top: 0; background: var(--shade); text-align: left; font-weight: 600; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
-  white-space: nowrap; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; } th { vertical-align: bottom; }
 td.yes { color: var(--good); font-weight: 600; } td.no { color: var(--bad); font-weight: 600; }
 figure { margin: 1rem 0; } img { max-width: 100%; height: auto; background: #fff;
   border-radius: 6px; }
