@@ -133,6 +133,7 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
         assert row in re.sub(" +", " ", done.stdout)
     assert " ".join(sentences(shares)) in " ".join(done.stdout.split())
     assert "Layer 2 is drawn in normscope-demo.png" in done.stdout
+    assert "die Kinder bleiben zu Hause wenn es regnet" in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert [file.name for file in here.iterdir()] == ["normscope-demo.png"]
     height, width, _ = imread(here / "normscope-demo.png").shape

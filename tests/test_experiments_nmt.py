@@ -282,6 +282,9 @@ def test_training_learns_resumes_and_exports(
     assert about["step"] == 90
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, atol=2e-3, rtol=1e-3)
+    further = _training(corpus)
+    further.begin_with(tmp_path / "whole")
+    assert further.validate() == pytest.approx(result["valid_loss"], abs=0.02)
     assert len((tmp_path / "whole/hypotheses.txt").read_text().splitlines()) == 20
     assert not list(tmp_path.rglob("*.part"))
     assert "BLEU" in capsys.readouterr().out

@@ -37,6 +37,7 @@ from normscope.alignment.translator import Translator, translator
 
 MAPS = {"weights": "attn_w", "norms": "attn_n"}
 READINGS = ("awi", "awo")
+COMBINED = (1, 3)  # so many of the best candidates, averaged
 Text = list[list[str]]
 
 
@@ -63,11 +64,14 @@ def correlations(one: Sequence[float], other: Sequence[float]) -> dict[str, floa
 class Direction:
     """One model on the gold pairs; ``gold`` is turned so that the model's source comes first."""
 
-    def __init__(self, folder: Path, source: Text, target: Text, gold: list[Links]) -> None:
-        self.translator: Translator = translator(str(folder), dtype="float32")
+    def __init__(
+        self, folder: Path, source: Text, target: Text, gold: list[Links], device: str = "cpu"
+    ) -> None:
+        self.translator: Translator = translator(str(folder), dtype="float32", device=device)
         self.source, self.target, self.gold = source, target, gold
         self.pairs = self.translator.pairs(source, target)
         self.layers, self.heads = cross_shape(self.translator.model)
+        self._chosen: dict[str, tuple[list[Links], dict[str, Any]]] = {}
 
     def tables(self) -> tuple[dict[str, Any], dict[str, dict[tuple[int, int, str], list[Links]]]]:
         """AER and mean norm of every candidate, and its links by (layer, head, reading).
@@ -103,9 +107,10 @@ class Direction:
 
     def chosen(self, **options: Any) -> tuple[list[Links], dict[str, Any]]:
         """What the aligner takes without gold, its links and its score with an interval."""
-        found = align_direction(
-            self.translator, self.pairs, self.source, self.target, Settings(**options)
-        )
+        settings = Settings(**options)
+        if str(settings) in self._chosen:
+            return self._chosen[str(settings)]
+        found = align_direction(self.translator, self.pairs, self.source, self.target, settings)
         made = score(self.gold, found.links, resamples=1000)
         low, high = made.intervals["aer"]
         about = {
@@ -113,6 +118,7 @@ class Direction:
             "interval": [round(100 * low, 2), round(100 * high, 2)],
             "choices": [str(choice) for choice in found.choices],
         }
+        self._chosen[str(settings)] = found.links, about
         return found.links, about
 
 
@@ -249,9 +255,7 @@ def measure(
     result: dict[str, Any] = {"tables": tables}
     for map_name in MAPS:
         result[map_name] = summary(tables[map_name])
-    result["auto"] = {
-        f"combine {count}": direction.chosen(combine=count)[1] for count in (1, 2, 3, 4)
-    }
+    result["auto"] = {f"combine {count}": direction.chosen(combine=count)[1] for count in COMBINED}
     result["auto"]["weights"] = direction.chosen(map="attn_w")[1]
     if gradients:
         for method in ("saliency", "smoothgrad"):
@@ -279,7 +283,7 @@ def both_directions(
                 head = place[1] if rule == "best_head" else 0
                 picked.append(found[map_name][place[0], head, "awi"])
             result[f"{map_name}, {rule.replace('_', ' ')}"] = symmetrized(gold, *picked)
-    for count in (1, 2, 3, 4):
+    for count in COMBINED:
         made = [direction.chosen(combine=count)[0] for direction in (one, other)]
         result[f"auto, combine {count}"] = symmetrized(gold, *made)
     return result
@@ -290,11 +294,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--run", action="append", required=True, metavar="NAME=FOLDER", help="source to target")
-    add("--reverse", metavar="NAME=FOLDER", help="a run of the other direction, for the first")
+    add("--reverse", metavar="NAME=FOLDER", help="a run of the other direction")
     add("--corpus", type=Path, help="the packed corpus: for BLEU, and for eflomal")
     add("--gold", type=Path, nargs=3, required=True, metavar=("SOURCE", "TARGET", "LINKS"))
     add("--work", type=Path, required=True, help="where the runs become transformers folders")
     add("--output", type=Path, required=True)
+    add("--device", default="cpu")
     add("--gradients", action="store_true", help="SmoothGrad and saliency too, which takes long")
     add("--eflomal", action="store_true", help="eflomal, trained on the corpus")
     add("--eflomal-pairs", type=int, help="as many pairs of it")
@@ -307,20 +312,20 @@ def main(arguments: list[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     path = options.output / "results.json"
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    first: tuple[Direction, dict[str, Any], Any] | None = None
-    for number, given in enumerate([*options.run, *filter(None, [options.reverse])]):
+    forward: dict[str, tuple[Direction, dict[str, Any], Any]] = {}
+    for given in [*options.run, *filter(None, [options.reverse])]:
         name, _, folder = given.partition("=")
         backwards = given == options.reverse
         sides = (target, source, turned) if backwards else (source, target, gold)
-        direction = Direction(join(Path(folder), options.work, name), *sides)
+        direction = Direction(join(Path(folder), options.work, name), *sides, device=options.device)
         numbers, links = measure(name, direction, gradients=options.gradients)
         numbers["training"] = training_facts(Path(folder), pack)
         results.setdefault("models", {})[name] = numbers
-        if number == 0:
-            first = direction, numbers, links
-        if backwards and first is not None:
-            results["symmetrized"] = both_directions(
-                gold, first[0], direction, [first[1], numbers], [first[2], links]
+        if not backwards:
+            forward[name] = direction, numbers, links
+        for other, (one, parts, found) in forward.items() if backwards else ():
+            results.setdefault("symmetrized", {})[f"{other} with {name}"] = both_directions(
+                gold, one, direction, [parts, numbers], [found, links]
             )
         write_whole(path, (json.dumps(results, indent=1) + "\n").encode())
     if options.eflomal:

@@ -119,6 +119,8 @@ def training_rows(results: dict[str, Any]) -> list[list[Any]]:
                 name,
                 facts["recipe"],
                 size,
+                f"{facts['settings']['tokens']:,}",
+                f"{facts['settings']['warmup']:,}",
                 f"{facts['pairs']:,}",
                 f"{facts['step']:,}",
                 facts["epoch"],
@@ -165,7 +167,8 @@ def all_tables(results: dict[str, Any]) -> dict[str, tuple[str, list[str], list[
     made = {
         "training": (
             "Training",
-            ["model", "recipe", "size", "pairs", "updates", "epochs", "seconds",
+            ["model", "recipe", "size", "batch tokens", "warm-up", "pairs", "updates",
+             "epochs", "seconds",
              "target tokens/s", "validation loss", "BLEU", "device", "seed"],
             training_rows(results),
         ),
@@ -191,9 +194,13 @@ def all_tables(results: dict[str, Any]) -> dict[str, tuple[str, list[str], list[
     }  # fmt: skip
     if "symmetrized" in results:
         found = results["symmetrized"]
-        methods = list(next(iter(found.values())))
-        rows = [[name, *(rates[how] for how in methods)] for name, rates in found.items()]
-        made["symmetrized"] = ("Both directions (AER)", ["maps", *methods], rows)
+        methods = list(next(iter(next(iter(found.values())).values())))
+        rows = [
+            [models, name, *(rates[how] for how in methods)]
+            for models, choices in found.items()
+            for name, rates in choices.items()
+        ]
+        made["symmetrized"] = ("Both directions (AER)", ["models", "choice", *methods], rows)
     return made
 
 
@@ -243,11 +250,15 @@ def figures(results: dict[str, Any], folder: Path) -> list[Path]:
             grid = [[0.0] * heads for _ in range(layers)]
             for row in rows:
                 grid[row["layer"] - 1][row["head"] - 1] = row[key]
-            axis.imshow(grid, aspect="auto", cmap="viridis_r" if key == "aer" else "viridis")
+            image = axis.imshow(
+                grid, aspect="auto", cmap="viridis_r" if key == "aer" else "viridis"
+            )
             for n, line in enumerate(grid):
                 for h, value in enumerate(line):
                     text = f"{value:.1f}" if key == "aer" else f"{value:.2f}"
-                    axis.text(h, n, text, ha="center", va="center", color="white", fontsize=8)
+                    bright = sum(image.cmap(image.norm(value))[:3]) > 1.5
+                    colour = "black" if bright else "white"
+                    axis.text(h, n, text, ha="center", va="center", color=colour, fontsize=8)
             axis.set_xticks(range(heads), [str(h + 1) for h in range(heads)])
             axis.set_yticks(range(layers), [str(n + 1) for n in range(layers)])
             axis.set(title=title, xlabel="head", ylabel="layer")

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from experiments.nmt.batches import Corpus
 from experiments.nmt.clean import pair_scores
-from experiments.nmt.export import write_parts, write_whole
+from experiments.nmt.export import read_parts, write_parts, write_whole
 from experiments.nmt.gold import Gold, best_layer, error_rates, read_gold
 from experiments.nmt.model import Shape, Translator, translation_loss
 from experiments.nmt.pack import Pack, load
@@ -69,6 +69,15 @@ class Training:
         self.loss = translation_loss
         self.step = self.epoch = self.position = self.seen = 0
         self.seconds = 0.0  # of training, in earlier runs too
+
+    def begin_with(self, run: Path) -> None:
+        """Take the weights of another run's parts; the schedule begins anew."""
+        model, _, _ = read_parts(run)
+        if model.shape != self.model.shape:
+            raise ValueError(f"{run} has the shape {model.shape}, not {self.model.shape}")
+        self.model.load_state_dict(model.state_dict())
+        for average, parameter in zip(self.averages, self.parameters, strict=True):
+            average.copy_(parameter.detach())
 
     def compile(self) -> None:
         """Compile layer by layer: two small graphs serve all lengths and all layers."""
@@ -413,6 +422,8 @@ def main(arguments: list[str] | None = None) -> None:
         f"parameters, {time.monotonic() - _STARTED:.1f} s to read",
         flush=True,
     )
+    if options.begin_with:
+        training.begin_with(options.begin_with)
     if options.compile and device.type == "cuda":
         training.compile()
     if options.smoke:

@@ -27,6 +27,8 @@ TEXT_PAIR = "She was not angry, because he had washed every dish."
 PICTURE = Path("normscope-demo.png")
 SUFFIXES = (".png", ".pdf", ".svg")
 PUNCTUATION, OTHERS = "punctuation", "other tokens"
+GERMAN = "wenn es regnet , bleiben die Kinder zu Hause ."
+ENGLISH = "the children stay at home when it rains ."
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,27 @@ def demo(output: Path | None = None, model: str | Path | None = None) -> None:
         console.print(f"\nNo picture was drawn: {missing}", soft_wrap=True)
     else:
         console.print(f"\nLayer {shares.layer} is drawn in {file}", soft_wrap=True)
+    if model is None:
+        _print_alignment(console)
+
+
+def _print_alignment(console: Console) -> None:
+    """Which word translates which, as the small translation model in the package sees it."""
+    from rich import box
+    from rich.table import Table
+
+    from normscope.alignment.api import align
+
+    (found,) = align(GERMAN, ENGLISH)
+    german, english = GERMAN.split(), ENGLISH.split()
+    to = {target: german[source] for source, target in found.links}
+    table = Table(box=box.SIMPLE, show_header=False, padding=(0, 1))
+    for _ in english:
+        table.add_column(no_wrap=True)
+    table.add_row(*english)
+    table.add_row(*(to.get(at, "") for at in range(len(english))))
+    console.print("\nThe same lengths in a translation model show which word translates which:")
+    console.print(table)
 
 
 def category_of(tokens: Tokens) -> list[str]:

@@ -30,6 +30,8 @@ from normscope.errors import InputError
 
 AUTO = "auto"
 SUM = "sum"
+COMBINED = 3  # the most candidates that are averaged by default, and no more than a tenth of them
+FEW = 100  # pairs, below which a choice made once for the model is better than one made from them
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Settings:
     layer: int | str = AUTO
     head: int | str = AUTO
     reading: str = AUTO
-    combine: int = 1  # so many of the best candidates are averaged, rows as shares
+    combine: int | None = None  # so many of the best are averaged, rows as shares; None: COMBINED
     criterion: str = DEFAULT
     sample: int = SAMPLE
     budget: int | None = None
@@ -114,18 +116,22 @@ def align_direction(
             padding=translator.padding,
             budget=settings.budget,
         )
-        if settings.combine < 1:
+        if settings.combine is not None and settings.combine < 1:
             raise InputError(f"combine is a number from 1 on, but was given {settings.combine}")
         if not ready:
             return made
-        if len(choices) > settings.combine:
+        count = settings.combine or max(1, min(COMBINED, len(choices) // 10))
+        known = [one for one in translator.choices if one in choices]
+        if len(choices) > count and len(ready) < FEW and known:
+            choices = tuple(known[:count])
+        elif len(choices) > count:
             seen = survey(extractor, ready, choices, sample=settings.sample)
             spoken = [target[row] for row in rows]
             if source is None:
                 made.ranking = rank_audio(seen)
             else:
                 made.ranking = rank(seen, [source[row] for row in rows], spoken, settings.criterion)
-            choices = tuple(one.choice for one in made.ranking[: settings.combine])
+            choices = tuple(one.choice for one in made.ranking[:count])
         made.choices = choices
         wanted: dict[int, list[Head]] = {}
         for choice in choices:

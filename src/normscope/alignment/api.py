@@ -112,7 +112,7 @@ def align(
     source_lang: str | None = None,
     target_lang: str | None = None,
     prefix: str = "",
-    combine: int = 1,
+    combine: int | None = None,
     criterion: str = DEFAULT,
     sample: int = SAMPLE,
     copies: int = 30,
@@ -151,7 +151,7 @@ def align(
         source_lang: the language code of a multilingual model (and Moses' language).
         target_lang: the same for the other side.
         prefix: a text before each source that is no part of it, as T5 wants it.
-        combine: average so many of the best candidates.
+        combine: average so many of the best candidates; None: three, of no more than a tenth.
         criterion: what "auto" goes by.
         sample: how many pairs "auto" looks at.
         copies: noisy copies that SmoothGrad averages.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.alignment.batches import Pair, pair_of, parameter_of
-from normscope.alignment.extract import cross_shape
+from normscope.alignment.extract import Choice, cross_shape
 from normscope.alignment.words import (
     About,
     Side,
@@ -51,6 +51,11 @@ class Translator:
     source_lang: str | None = None
     target_lang: str | None = None
     prefix: str = ""
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """What was found best for this model on much text, the best first; none where unknown."""
+        return tuple(Choice(*one) for one in self.about.choices)
 
     @property
     def padding(self) -> int:

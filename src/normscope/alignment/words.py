@@ -51,6 +51,7 @@ class About:
     normalization: Normalization = Normalization()
     target_tokenizer: str | None = None  # the folder in it that holds the target's own tokenizer
     languages: tuple[str, ...] = ()
+    choices: tuple[tuple[int, int | None, str], ...] = ()  # layer, head (None: all), reading
 
 
 def about(folder: str | Path) -> About:
@@ -69,8 +70,16 @@ def about(folder: str | Path) -> About:
             tuple((str(old), str(new)) for old, new in data.get("replace", ())),
         )
         languages = tuple(str(one) for one in data.get("languages", ()))
-        return About(made, data.get("target_tokenizer"), languages)
-    except (ValueError, TypeError, AttributeError) as error:
+        choices = tuple(
+            (
+                int(one["layer"]),
+                None if one["head"] is None else int(one["head"]),
+                str(one["reading"]),
+            )
+            for one in data.get("choices", ())
+        )
+        return About(made, data.get("target_tokenizer"), languages, choices)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise InputError(f"cannot use {path}: {error}") from None
 
 

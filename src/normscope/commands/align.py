@@ -79,8 +79,12 @@ Prefix = Annotated[
     typer.Option(metavar="TEXT", help="Put before each source sentence, as T5 models want it."),
 ]
 Combine = Annotated[
-    int,
-    typer.Option(min=1, metavar="N", help="Average the N best candidates that auto finds."),
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Average the N best candidates. Without it three, or fewer where there are fewer than "
+        "thirty to choose from.",
+    ),
 ]
 Soft = Annotated[
     bool, typer.Option("--soft", help="Keep the matrices too; the output must be .jsonl.")
@@ -150,7 +154,7 @@ def align(
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     prefix: Prefix = "",
-    combine: Combine = 1,
+    combine: Combine = None,
     soft: Soft = False,
     skip_long: SkipLong = False,
     budget: Budget = None,
@@ -217,7 +221,7 @@ def translate_align(
     source_lang: SourceLang = None,
     target_lang: TargetLang = None,
     prefix: Prefix = "",
-    combine: Combine = 1,
+    combine: Combine = None,
     soft: Soft = False,
     budget: Budget = None,
     device: Device = None,
@@ -320,11 +324,19 @@ def _pharaoh(links: Any) -> str:
 
 def _tell(made: Alignments, output: Path | None) -> None:
     """What was chosen, what was left out, and the signature, on standard error."""
+    from normscope.alignment.aligner import FEW
+
     err = sys.stderr
     chosen = [("took", made.choices), ("took back", made.reverse_choices)]
     for what, choices in chosen:
         if choices:
             print(f"{what}: {'; '.join(str(choice) for choice in choices)}", file=err)
+    if made.ranking and len(made) < FEW:
+        print(
+            f"chosen from {len(made)} pairs only, which is a guess: give more text, or --layer, "
+            "--head and --reading",
+            file=err,
+        )
     empty = sum(one.skipped == "empty" for one in made)
     long = sum(one.skipped == "too long" for one in made)
     dropped = sum(len(side) for one in made for side in one.dropped)

@@ -26,6 +26,7 @@ _STYLE = """
 body { margin: 0 auto; max-width: 76rem; padding: 2rem 1.25rem 4rem; background: var(--paper);
   color: var(--ink); font: 15px/1.55 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: 0 0 .25rem; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; }
+h2 code { font-weight: 400; }
 p { margin: .4rem 0; max-width: 70ch; } .soft, figcaption { color: var(--soft); }
 a { color: var(--accent); } code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 nav { display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; margin: 1rem 0; }
@@ -102,7 +103,8 @@ def _section(name: str, table: Mapping[str, Any], figures: Mapping[str, bytes]) 
     more = "" if rows <= SHOWN else f"the first {SHOWN:,} of {rows:,} rows; all are in "
     files = f"tables/{name}"
     return (
-        f'<section id="{escape(name)}"><h2>{escape(table["title"] or name)}</h2>{notes}{pictures}'
+        f'<section id="{escape(name)}"><h2>{escape(table["title"] or name)} '
+        f'<code class="soft">{escape(name)}</code></h2>{notes}{pictures}'
         f"<details{' open' if rows <= OPEN else ''}><summary>{rows:,} rows</summary>"
         f'<p class="soft">{more}<a href="{escape(files)}.csv">{escape(files)}.csv</a>, '
         f'<a href="{escape(files)}.parquet">.parquet</a></p>'

@@ -1,0 +1,77 @@
+"""The German–English model that comes with normscope, on twelve sentences aligned by hand."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+import normscope
+from normscope import InputError
+from normscope.alignment.aligner import FEW
+from normscope.alignment.extract import Choice
+from normscope.alignment.translator import embedded_model_path
+from normscope.alignment.words import about
+
+TWELVE = Path(__file__).parent / "data" / "twelve.tsv"
+Link = tuple[int, int]
+
+
+def by_hand() -> list[tuple[str, str, set[Link], set[Link]]]:
+    """German, English, sure links and possible ones, the sure among them; from 0."""
+    rows = []
+    for line in TWELVE.read_text(encoding="utf-8").splitlines():
+        source, target, written = line.split("\t")
+        sure: set[Link] = set()
+        possible: set[Link] = set()
+        for link in written.split():
+            at, to = link.replace("p", "-").split("-")
+            pair = int(at) - 1, int(to) - 1
+            assert pair[0] < len(source.split())
+            assert pair[1] < len(target.split())
+            possible.add(pair)
+            if "-" in link:
+                sure.add(pair)
+        rows.append((source, target, sure, possible))
+    return rows
+
+
+def test_it_aligns_a_dozen_sentences() -> None:
+    rows = by_hand()
+    assert len(rows) == 12
+    found = normscope.align([row[0] for row in rows], [row[1] for row in rows])
+    made = sure = hits = 0
+    for one, (_, _, certain, possible) in zip(found, rows, strict=True):
+        links = set(one.links)
+        made, sure = made + len(links), sure + len(certain)
+        hits += len(links & certain) + len(links & possible)
+    best = (Choice(1, 0, "awi"), Choice(1, None, "awi"), Choice(2, None, "awo"))
+    assert found.choices == best
+    assert found.ranking == []  # nothing was guessed from twelve sentences
+    assert 1 - Fraction(hits, made + sure) == Fraction(5, 188)  # AER 2.7: docs/alignment.md
+    assert found.error < 1e-5
+
+
+def test_more_text_is_looked_at_itself() -> None:
+    rows = by_hand()
+    many = [rows[i % 12] for i in range(FEW)]
+    found = normscope.align([row[0] for row in many], [row[1] for row in many])
+    assert found.ranking != []
+
+
+def test_a_choice_that_is_left_open_keeps_to_what_was_asked() -> None:
+    source, target, *_ = by_hand()[0]
+    found = normscope.align(source, target, layer=2)
+    assert {choice.layer for choice in found.choices} == {2}
+
+
+def test_its_choice_stands_in_its_folder() -> None:
+    assert about(embedded_model_path()).choices[0] == (1, 0, "awi")
+
+
+def test_a_choice_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "normscope.json").write_text(json.dumps({"choices": [{"layer": 1}]}))
+    with pytest.raises(InputError, match=r"normscope\.json"):
+        about(tmp_path)
