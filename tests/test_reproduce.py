@@ -19,6 +19,7 @@ from numpy.testing import assert_allclose
 from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
+from normscope.analysis import analyze
 from normscope.cli import app
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.reproduce import EXPERIMENTS, Report, Request, iclr2024, reproduce
@@ -114,7 +115,8 @@ def test_findings_are_computed(name: str, reports: dict[str, tuple[Report, Path]
 def test_again_it_is_told_again_and_nothing_is_written(
     reports: dict[str, tuple[Report, Path]], inputs: tuple[Path, Path]
 ) -> None:
-    for name, (before, folder) in reports.items():
+    for name in ("emnlp2021", "iclr2024"):
+        before, folder = reports[name]
         files, times = contents(folder), {p: p.stat().st_mtime_ns for p in folder.rglob("*.*")}
         model, text = inputs
         command = ["reproduce", name, "--model", str(model), "--data", str(text)]
@@ -230,6 +232,24 @@ def test_change_across_the_layer(reports: dict[str, tuple[Report, Path]]) -> Non
         values = [row[name] for row in rows]
         assert 0 < values[0] < 2
         assert_allclose(values[-1], np.mean(values[:-1]))
+
+
+def test_change_is_that_of_the_maps(inputs: tuple[Path, Path]) -> None:
+    model, text = inputs
+    (pair,) = sequences([text], 1).rows
+    maps = ("atb", "atb_ff", "atb_ff_res", "atb_ff_res_ln")
+    one = analyze(str(model), None, *pair, maps=maps)
+    rows = exhibit(
+        reproduce("iclr2024", Request(str(model), (text,), sequences=1)), "Contextualisation change"
+    )
+    for layer, row in enumerate(rows[:-1]):
+        flat = [one[name].to_numpy()[layer].ravel() for name in maps]
+        for name, (a, b) in {
+            "attention block → feed-forward": (0, 1),
+            "feed-forward, residual → whole layer": (2, 3),
+            "attention block → whole layer": (0, 3),
+        }.items():
+            assert_allclose(row[name], 1 - spearmanr(flat[a], flat[b]).statistic, atol=1e-6)
 
 
 def test_ranks_of_a_file_stand_beside_ids(inputs: tuple[Path, Path], tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _exhibits(measured: Measured) -> list[Exhibit]:
             "Table 2",
             "Spearman ρ of α and ‖f(x)‖",
             "every (query, key) of every layer and head, by the key's category; measured from a "
-            "sketch of the joint distribution: the exact ρ is at most `bound` away",
+            "sketch of the joint distribution: the exact ρ is no farther away than the bound",
             _correlations(measured),
         ),
         Exhibit(

@@ -163,7 +163,7 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
   width: fit-content; max-width: 100%; }
 table { border-collapse: collapse; font-size: .88rem; }
 th { position: sticky; top: 0; background: var(--shade); text-align: left; font-weight: 600; }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { padding: .3rem .65rem; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; } th { vertical-align: bottom; }
 td.yes { color: var(--good); font-weight: 600; } td.no { color: var(--bad); font-weight: 600; }
