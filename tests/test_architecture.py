@@ -35,7 +35,7 @@ ORDER = [
     *("maps", "labels", "collector", "reductions", "results", "runner", "analysis"),
     *("testing", "comparison", "properties"),
     *("report", "export", "quiet"),
-    *("statistics", "plots", "viewer", "alignment", "corpus", "serve"),
+    *("statistics", "plots", "viewer", "alignment", "corpus", "reproduce", "serve"),
     *("families", "demo", "bench", "commands", "cli"),
 ]
 FACADE = ("__init__", "__main__")  # the public names: those after analysis may use them

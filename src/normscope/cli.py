@@ -20,6 +20,7 @@ from normscope.analysis import check_maps
 from normscope.commands.aer import aer
 from normscope.commands.align import align, translate_align
 from normscope.commands.corpus import corpus
+from normscope.commands.reproduce import reproduce
 from normscope.commands.serve import serve
 from normscope.commands.view import view
 from normscope.decomposition.attention import MAPS
@@ -539,6 +540,7 @@ def version(debug: Debug = False) -> None:
 
 
 app.command("corpus")(corpus)
+app.command()(reproduce)
 app.command("align")(align)
 app.command("translate-align")(translate_align)
 app.command("aer")(aer)

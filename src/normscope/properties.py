@@ -76,6 +76,13 @@ class AffineMap:
             right[:-1, -1] = _wide(self.output_bias)
         return left, right
 
+    def singular_values(self, head: int) -> Float[np.ndarray, " rank"]:
+        """Of one head's map (x, 1) ↦ (f_h(x), 1), largest first."""
+        left, right = self.factors([head])
+        # Orthogonal factors change no singular value: the two small triangular ones tell them all.
+        small = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right.T, mode="r").R.T
+        return torch.linalg.svdvals(small).numpy()
+
 
 def expansion_rate(
     model: nn.Module,
@@ -125,10 +132,7 @@ def singular_values(
     """
     layers = affine_maps(model, stack=stack, kind=kind, inputs=inputs)
     found = layers[_index("layer", layer, len(layers))]
-    left, right = found.factors([_index("head", head, len(found.output))])
-    # Orthogonal factors change no singular value, so the two small triangular ones tell them all.
-    small = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right.T, mode="r").R.T
-    return torch.linalg.svdvals(small).numpy()
+    return found.singular_values(_index("head", head, len(found.output)))
 
 
 def affine_maps(

@@ -199,7 +199,7 @@ def corpus(
             output=output,
             settings=Settings(ranks=ranks, masking=masking, seed=seed, replicates=replicates),
             limit=limit,
-            sample=None if sample is None else _sample(sample),
+            sample=None if sample is None else sample_of(sample),
             max_length=max_length,
             batch_tokens=batch_tokens,
             bad_rows=bad_rows,
@@ -236,7 +236,7 @@ def corpus(
     print(f"{where}{result.signature}", file=sys.stderr)
 
 
-def _sample(text: str) -> int | float:
+def sample_of(text: str) -> int | float:
     """1000 is a number of rows; 0.01, 1.0 or 1e-3 is a share."""
     try:
         return int(text)

@@ -5,6 +5,7 @@ These need the maps themselves, and so cost far more than the other statistics: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -55,13 +56,21 @@ def scope_maps(layer: Layer) -> dict[str, Tensor]:
     return found
 
 
-def _together(layer: Layer) -> Any:
+def cells_of(layer: Layer) -> Any:
     """The cells that count, (row, query, key)."""
     shape = layer.alpha.shape
     admitted = layer.admitted
     if admitted is None:
         return np.ones((shape[0], *shape[2:]), dtype=bool)
     return admitted[:, 0].expand(shape[0], -1, -1).cpu().numpy()
+
+
+def change_of(before: Any, after: Any, cells: Any) -> list[float]:
+    """1 − ρ of two maps, sequence by sequence; −1 where it is not defined (maps of one cell)."""
+    found = [
+        1 - spearman(a[here], b[here]) for a, b, here in zip(before, after, cells, strict=True)
+    ]
+    return [-1.0 if math.isnan(one) else one for one in found]
 
 
 class Change:
@@ -74,16 +83,12 @@ class Change:
         self.settings = settings
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
-        maps, cells = scope_maps(layer), _together(layer)
+        maps, cells = scope_maps(layer), cells_of(layer)
         home = {name: made.cpu().numpy() for name, made in maps.items()}
         return {
             f"change_{before} → {after}": torch.tensor(
-                [
-                    1 - spearman(home[before][b][here], home[after][b][here])
-                    for b, here in enumerate(cells)
-                ],
-                dtype=torch.float64,
-            ).nan_to_num(-1.0)  # maps of one cell: not defined
+                change_of(home[before], home[after], cells), dtype=torch.float64
+            )
             for before, after in pairwise(maps)
         }
 
@@ -128,7 +133,7 @@ class Amplification:
         self.settings = settings
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
-        maps, cells = scope_maps(layer), _together(layer)
+        maps, cells = scope_maps(layer), cells_of(layer)
         step = next((two for two in pairwise(maps) if two[1].endswith("_ff")), None)
         if step is None:
             raise InputError(

@@ -1,7 +1,7 @@
 """A sketch of the joint distribution of α and ‖f‖, from which Spearman's ρ is had with a bound.
 
 Both numbers are sorted into bins by the leading bits of their float32 pattern, which order as the
-numbers do: coarse bins (16 to a doubling of α, 64 of ‖f‖) for the pairs, 2,048 fine ones to a
+numbers do: coarse bins (16 to a doubling of α, 128 of ‖f‖) for the pairs, 2,048 fine ones to a
 doubling for each of the two alone. A coarse cell keeps its count and the sums of the fine positions
 of its pairs within it. All are whole numbers, so sketches are merged by adding, exactly.
 
@@ -75,7 +75,7 @@ class Axis:
 
 
 ALPHA = Axis(bits=4, lowest=-126, octaves=127)
-NORM = Axis(bits=6, lowest=-32, octaves=64)
+NORM = Axis(bits=7, lowest=-32, octaves=64)
 MOST = 2**22  # pairs that are looked at at once
 _BITS = 29
 _UNIT = 2**_BITS  # a count's weight beside a sum of MOST fine positions; all are exact in float64
