@@ -188,9 +188,8 @@ def training_facts(run: Path, pack: Pack | None) -> dict[str, Any]:
         [entry["step"], entry["seconds"], entry["loss"]]
         for entry in train[:: len(train) // 200 + 1]
     ]
-    facts["tokens_per_second"] = round(
-        float(np.median([entry["tokens_per_second"] for entry in train]))
-    )
+    speeds = [entry["tokens_per_second"] for entry in train]  # none of a run shorter than a line
+    facts["tokens_per_second"] = round(float(np.median(speeds))) if speeds else None
     facts["evaluations"] = [
         {
             "step": entry["step"],

@@ -125,7 +125,7 @@ def training_rows(results: dict[str, Any]) -> list[list[Any]]:
                 f"{facts['step']:,}",
                 facts["epoch"],
                 round(facts["seconds"]),
-                f"{facts['tokens_per_second']:,}",
+                "" if facts["tokens_per_second"] is None else f"{facts['tokens_per_second']:,}",
                 facts["valid_loss"],
                 facts.get("bleu"),
                 facts["device"],
