@@ -13,7 +13,10 @@ from normscope.commands.corpus import sample_of
 
 def reproduce(
     experiment: Annotated[
-        str, typer.Argument(metavar="NAME", help="emnlp2020-bert, emnlp2021 or iclr2024.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="emnlp2020-bert, emnlp2020-nmt, emnlp2021 or iclr2024."
+        ),
     ],
     model: Annotated[
         str | None,
@@ -79,6 +82,28 @@ def reproduce(
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget what DIR holds and start anew.")
     ] = False,
+    valid: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="emnlp2020-nmt: text to validate on, as --data."),
+    ] = None,
+    gold: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="emnlp2020-nmt, three times: German text, English text, gold links (.talp).",
+        ),
+    ] = None,
+    recipe: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="emnlp2020-nmt: released, paper, small or tiny."),
+    ] = "released",
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="emnlp2020-nmt: of training, for each direction."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="emnlp2020-nmt: updates instead of minutes.")
+    ] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     """Reproduce a paper: all its tables and figures about BERT, published beside measured.
@@ -93,6 +118,9 @@ def reproduce(
       normscope reproduce emnlp2020-bert --data unlabeled_attn.pkl -o bert2020
       normscope reproduce emnlp2021 --data wiki.test.raw --model ./bert-base-uncased -o bert2021
       normscope reproduce iclr2024 --data wiki.test.raw --sample 60 -o bert2024
+      normscope reproduce emnlp2020-nmt --data europarl.de --data europarl.en \
+          --valid dev.de --valid dev.en --gold de --gold en --gold alignment.talp \
+          --minutes 60 --device cuda -o nmt
 
     \b
     Files in DIR:
@@ -107,6 +135,16 @@ def reproduce(
       0 done, whatever agrees or does not; 1 unexpected error; 2 mistake in what was given;
       130 interrupted
     """  # noqa: D301
+    if experiment == "emnlp2020-nmt":
+        from normscope.reproduce.nmt import reproduce_nmt
+
+        tables = reproduce_nmt(
+            data or [], valid or [], gold or [], output,
+            recipe=recipe, minutes=minutes, steps=steps, seed=seed, device=device,
+        )  # fmt: skip
+        print(tables.read_text(encoding="utf-8"))
+        print(f"wrote {tables.parent}", file=sys.stderr)
+        return
     from rich.console import Console
 
     from normscope.quiet import quiet as _quiet

@@ -1,0 +1,55 @@
+"""`normscope reproduce emnlp2020-nmt`: what is asked for, before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from normscope import InputError
+from normscope.reproduce import nmt
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    made = [tmp_path / name for name in ("a.de", "a.en", "gold.talp")]
+    for file in made:
+        file.write_text("1-1\n", encoding="utf-8")
+    return made
+
+
+def test_all_files_are_asked_for(files: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--gold three times"):
+        nmt.reproduce_nmt(files[:2], files[:2], files[:2], tmp_path / "out", minutes=1.0)
+    with pytest.raises(InputError, match=r"--minutes .* or --steps"):
+        nmt.reproduce_nmt(files[:2], files[:2], files, tmp_path / "out")
+    with pytest.raises(InputError, match=r"no file .*none\.de"):
+        nmt.reproduce_nmt([tmp_path / "none.de"], files[:2], files, tmp_path / "out", steps=1)
+    with pytest.raises(InputError, match=r"unknown recipe 'large'; valid: released, paper, small"):
+        nmt.reproduce_nmt(files[:2], files[:2], files, tmp_path / "out", steps=1, recipe="large")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_scripts_are_called(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def run(**settings: Any) -> Path:
+        given.update(settings)
+        return tmp_path / "tables.md"
+
+    monkeypatch.setattr(nmt.scripts(), "run", run)
+    made = nmt.reproduce_nmt(files[:2], files[:2], files, tmp_path / "out", steps=5, recipe="tiny")
+    assert made == tmp_path / "tables.md"
+    assert given["gold"] == files
+    assert (given["steps"], given["recipe"], given["device"]) == (5, "tiny", None)
+
+
+def test_an_installed_package_says_where_the_scripts_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nmt, "SCRIPTS", "experiments.none")
+    with pytest.raises(InputError, match="clone the repository"):
+        nmt.scripts()
