@@ -179,6 +179,28 @@ def test_published_numbers_stand_beside_measured(reports: dict[str, tuple[Report
     assert len(rates) == 12
 
 
+def test_findings_follow_from_the_tables(reports: dict[str, tuple[Report, Path]]) -> None:
+    report = reports["emnlp2021"][0]
+    means = {row["analysis"]: row["mean measured"] for row in exhibit(report, "Table 1")}
+    order = [means[name] for name in ("Attn-W", "Attn-N", "AttnRes-N", "AttnResLn-N")]
+    assert report.findings[0].agrees == (order == sorted(order, reverse=True))
+    found = {one.statement: one.agrees for one in report.findings}
+    depth = {row["analysis"]: row["measured"] for row in exhibit(report, "Depth")}
+    (falls,) = [agrees for told, agrees in found.items() if "later layers" in told]
+    assert falls == (depth["AttnResLn-N"] < 0)
+    rates = [row["measured (without)"] for row in exhibit(report, "Expansion rate")]
+    known = [rate for rate in rates if rate is not None]
+    (shrinks,) = [agrees for told, agrees in found.items() if "shrinks vectors" in told]
+    assert shrinks == (sum(rate < 1 for rate in known) > len(known) / 2)
+    report = reports["emnlp2020-bert"][0]
+    found = {one.statement: one.agrees for one in report.findings}
+    rho = {row["category"]: row["ρ measured"] for row in exhibit(report, "Table 2")}
+    assert found["ρ of α and ‖f(x)‖ is strongly negative for [SEP]"] == (rho["[SEP]"] <= -0.5)
+    assert found["ρ of α and ‖f(x)‖ is negative for [CLS]"] == (rho["[CLS]"] <= -0.2)
+    assert found["ρ of α and ‖f(x)‖ is near zero for others"] == (abs(rho["others"]) < 0.2)
+    assert found["α and ‖f(x)‖ are most opposed for [SEP]"] == (rho["[SEP]"] == min(rho.values()))
+
+
 def test_measured_numbers_are_the_statistics(reports: dict[str, tuple[Report, Path]]) -> None:
     report, folder = reports["emnlp2020-bert"]
     told = json.loads((folder / "measured/statistics.json").read_text())["tables"]
