@@ -157,6 +157,27 @@ def edited(tree: Any, place: tuple[Any, ...], value: Any, *, remove: bool) -> An
     return tree
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("parts", "encoder", "error", "attn_n"), "0x1p99999"),
+        (("parts", "encoder", "arrays", "attn_n", "labels", "layer"), [0, float("inf")]),
+        (("version",), float("nan")),
+        (("tokens",), [[[]]] * 3),
+    ],
+)
+def test_numbers_beyond_every_range_in_a_header(
+    tmp_path: Path, place: tuple[Any, ...], value: Any
+) -> None:
+    header, numbers = taken_apart()
+    ours = json.loads(header["__metadata__"][FORMAT])
+    edited(ours, place, value, remove=False)
+    header["__metadata__"][FORMAT] = json.dumps(ours)
+    path = tmp_path / "result.safetensors"
+    path.write_bytes(put_together(header, numbers))
+    loads_or_says_why(path)
+
+
 @examples(80)
 @given(data=st.data())
 def test_result_files_whose_header_says_something_else(tmp_path: Path, data: st.DataObject) -> None:

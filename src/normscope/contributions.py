@@ -336,9 +336,11 @@ def load(path: str | os.PathLike[str]) -> Contributions:
         why = getattr(problem, "strerror", None) or str(problem)
         with suppress(OSError):  # who may not look cannot be told more
             why = "it is a folder" if Path(where).is_dir() else why
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as problem:
-        why = f"its header is damaged ({problem!r})"
-    raise InputError(f"could not load {where}: {why}; give a file that result.save() wrote")
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as problem:
+        why = f"its header is damaged ({problem!r:.200})"
+    except RecursionError:
+        why = "its header is nested too deep"
+    raise InputError(f"could not load {where}: {why:.400}; give a file that result.save() wrote")
 
 
 def _pack(result: Contributions) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:

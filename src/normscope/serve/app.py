@@ -60,6 +60,7 @@ def create_app(settings: Settings, jobs: Jobs) -> ASGIApp:
             Exception: _unexpected,
         },
     )
+    app.router.redirect_slashes = False  # a name with a slash too many is no name here
     return Guard(app, settings)
 
 
