@@ -12,7 +12,8 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser lint types test-lowest test-gpu bench docs clean
+.PHONY: help demo test test-browser test-deep test-wheel mutants lint types test-lowest test-gpu \
+	bench docs clean
 
 help:  ## show this list
 	@echo "make GOAL [PYTHON=python3.12]"
@@ -31,6 +32,18 @@ test-browser: $(VENV)/.installed  ## the page in a real Chromium; make test runs
 		"apt-get install chromium. Elsewhere: install Chromium or Chrome, or name its program in " \
 		"NORMSCOPE_CHROMIUM")'
 	$(PYTEST:python=$(VENV)/bin/python) tests/browser
+
+# How many times as many examples as `make test` tries.
+DEPTH ?= 50
+test-deep: $(VENV)/.installed  ## property tests and fuzzing for as long as a night (DEPTH=50)
+	NORMSCOPE_DEEP=$(DEPTH) $(PYTEST:python=$(VENV)/bin/python) --hypothesis-show-statistics \
+		tests/test_properties_deep.py tests/test_fuzz.py
+
+test-wheel: $(VENV)/.installed  ## build wheel and sdist, install the wheel alone, run the demo from it
+	$(VENV)/bin/python tests/deep/wheel.py
+
+mutants: $(VENV)/.installed  ## break the source at random places and see the tests fail
+	$(VENV)/bin/python tests/deep/mutate.py
 
 lint: $(VENV)/.installed  ## ruff: the rules and the format
 	$(VENV)/bin/ruff check .

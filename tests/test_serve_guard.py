@@ -210,7 +210,8 @@ def test_only_json_within_the_limit_is_read() -> None:
 
         answer = await client.post("/api/jobs", content=pieces(), headers=large["headers"])
         refused(answer, 413, "1000 bytes")
-        for wrong in (b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 900):
+        halves = b'{"\\ud800": 1}', b'{"text": "a \\udfff"}', b'{"maps": ["\\ud800"]}'
+        for wrong in (b"", b"{", b"[]", b'"a"', b"\xff", b"[" * 900, *halves):
             answer = await client.post("/api/jobs", content=wrong, headers=large["headers"])
             refused(answer, 400, "JSON")
         assert not jobs._jobs

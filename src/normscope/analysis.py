@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from normscope.decomposition.attention import HEADS, MAPS
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.rows import check_reductions
 from normscope.errors import InputError
+from normscope.halving import halves, out_of_memory
 from normscope.kernels.backend import check_kernels, fused
 from normscope.labels import OTHER, named
 from normscope.limits import check_fits, max_length_of
@@ -111,18 +113,32 @@ def analyze(
             for row, result in zip(these, made.rows(), strict=True):
                 results[row] = result
 
-    for batch in _batches(rows):
-        host = _inputs(model, tokenizer, [rows[i] for i in batch])
-        inputs = {name: tensor.to(model.device, non_blocking=True) for name, tensor in host.items()}
-        known = [
-            {"": source.tokens, "decoder": None if target is None else target.tokens}
-            for source, target in (rows[i] for i in batch)
-        ]
-        following = batch, runner.start(inputs, known, host)
+    waiting = deque(_batches(rows))
+    while waiting:
+        batch = waiting.popleft()
+        following = _start(model, tokenizer, runner, [rows[i] for i in batch])
         finish()
-        started[:] = [following]
+        started[:] = [] if following is None else [(batch, following)]
+        if following is None:
+            waiting.extendleft(reversed(halves(batch, "these texts")))
     finish()
     return results[0] if single else results
+
+
+def _start(
+    model: Any, tokenizer: Any, runner: Runner, rows: Sequence[tuple[Encoded, Encoded | None]]
+) -> Results | None:
+    """A batch on its way; None where the GPU has no room for it."""
+    host = _inputs(model, tokenizer, rows)
+    known = [
+        {"": source.tokens, "decoder": None if target is None else target.tokens}
+        for source, target in rows
+    ]
+    try:
+        inputs = {name: tensor.to(model.device, non_blocking=True) for name, tensor in host.items()}
+        return runner.start(inputs, known, host)
+    except torch.OutOfMemoryError:
+        return None
 
 
 def analyze_inputs(
@@ -162,10 +178,13 @@ def analyze_inputs(
             f"analyze_inputs() takes a mapping of tensors (input_ids, pixel_values, …) as the "
             f"model itself does, but was given {type(inputs).__name__}"
         )
-    inputs = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
     known = None if tokens is None else [{"": named(row)} for row in tokens]
     runner = Runner(model, chosen, options, _signature(model, None, chosen, options))
-    return list(runner.run(inputs, known))
+    try:
+        there = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        return list(runner.run(there, known))
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory("this batch: give fewer rows at once") from error
 
 
 def check_maps(

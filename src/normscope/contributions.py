@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -332,11 +333,14 @@ def load(path: str | os.PathLike[str]) -> Contributions:
     except SafetensorError as problem:
         why = f"it is not a safetensors file, or it is truncated ({problem})"
     except (OSError, InputError) as problem:
-        said = getattr(problem, "strerror", None) or str(problem)
-        why = "it is a folder" if Path(where).is_dir() else said
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as problem:
-        why = f"its header is damaged ({problem!r})"
-    raise InputError(f"could not load {where}: {why}; give a file that result.save() wrote")
+        why = getattr(problem, "strerror", None) or str(problem)
+        with suppress(OSError):  # who may not look cannot be told more
+            why = "it is a folder" if Path(where).is_dir() else why
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as problem:
+        why = f"its header is damaged ({problem!r:.200})"
+    except RecursionError:
+        why = "its header is nested too deep"
+    raise InputError(f"could not load {where}: {why:.400}; give a file that result.save() wrote")
 
 
 def _pack(result: Contributions) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -412,5 +416,6 @@ def _write_atomically(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where it cannot be removed, it could not be made either
+            partial.unlink(missing_ok=True)
         raise

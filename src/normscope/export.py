@@ -9,7 +9,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,13 +33,13 @@ def check_file(path: str | os.PathLike[str], suffixes: Sequence[str], also: str 
             f"cannot tell from the name {given!r} what to write; it must end in one of: "
             f"{', '.join(suffixes)}{also}"
         )
-    if path.is_dir():
-        raise InputError(f"{given!r} is a folder; give the name of a file in it")
-    target = path.resolve()
-    if not target.parent.is_dir():
-        raise InputError(f"cannot write {given!r}: there is no folder {str(target.parent)!r}")
-    probe = _beside(target)
     try:
+        if path.is_dir():
+            raise InputError(f"{given!r} is a folder; give the name of a file in it")
+        target = path.resolve()
+        if not target.parent.is_dir():
+            raise InputError(f"cannot write {given!r}: there is no folder {str(target.parent)!r}")
+        probe = _beside(target)
         # Nothing but writing tells for sure: a file system may be read-only, or full.
         probe.touch(exist_ok=False)
     except OSError as problem:
@@ -164,7 +164,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     except OSError as problem:
         raise _cannot_write(os.fspath(path), problem) from problem
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # where it cannot be removed, it could not be made either
+            partial.unlink(missing_ok=True)
 
 
 def _beside(target: Path) -> Path:

@@ -18,7 +18,7 @@ SUFFIXES: Mapping[str, Format] = {
     ".final": "giza",
 }
 ENOUGH = 50  # lines with links, none of them at word 0: such a file counts from 1
-_GIZA_WORD = re.compile(r"(\S+) \(\{((?: [0-9]+)*) \}\)")
+_GIZA_WORD = re.compile(r"(\S+) \(\{((?: [0-9]{1,9})*) \}\)")
 
 
 def read_lines(path: str | Path) -> list[str]:

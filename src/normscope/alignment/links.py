@@ -22,8 +22,9 @@ Link = tuple[int, int]
 Format = Literal["pharaoh", "talp", "jsonl", "giza"]
 FORMATS: tuple[Format, ...] = ("pharaoh", "talp", "jsonl", "giza")
 
-_PHARAOH = re.compile(r"([0-9]+)-([0-9]+)")
-_TALP = re.compile(r"([0-9]+)([-p])([0-9]+)")
+MOST = 10**9  # words that a sentence may have; nine digits are always read fast
+_PHARAOH = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+_TALP = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _parse_pharaoh(line: str) -> Links:
         match = _PHARAOH.fullmatch(word)
         if match is None:
             hint = "; only talp has possible links (1p2)" if _TALP.fullmatch(word) else ""
-            raise InputError(f"{word!r} is no link of a Pharaoh file, as in 0-1{hint}")
+            raise InputError(f"{word!r:.60} is no link of a Pharaoh file, as in 0-1{hint}")
         found.add((int(match[1]), int(match[2])))
     both = frozenset(found)
     return Links(both, both)
@@ -108,7 +109,7 @@ def _parse_talp(line: str) -> Links:
     for word in line.split():
         match = _TALP.fullmatch(word)
         if match is None:
-            raise InputError(f"{word!r} is no link of a talp file, as in 1-2 or 1p2")
+            raise InputError(f"{word!r:.60} is no link of a talp file, as in 1-2 or 1p2")
         link = int(match[1]) - 1, int(match[3]) - 1
         if min(link) < 0:
             raise InputError(
@@ -126,6 +127,8 @@ def _parse_json(line: str) -> Links:
         data = json.loads(line)
     except ValueError as error:
         raise InputError(f"no JSON object: {error}") from None
+    except RecursionError:
+        raise InputError("no JSON object: it is nested too deep") from None
     if not isinstance(data, dict) or "links" not in data:
         raise InputError('a line is an object with "links", as in {"links": [[0, 1, 0.9]]}')
     scores: dict[Link, float] = {}
@@ -145,13 +148,16 @@ def _json_links(given: Any, scores: dict[Link, float]) -> frozenset[Link]:
             raise InputError(
                 f"a link is [source, target] or [source, target, score], not {one!r:.60}"
             )
-        if not all(type(index) is int and index >= 0 for index in one[:2]):
+        if not all(type(index) is int and 0 <= index < MOST for index in one[:2]):
             raise InputError(f"a link's indices are whole numbers from 0, not {one!r:.60}")
         link = one[0], one[1]
         found.add(link)
         if len(one) == 3 and one[2] is not None:
             score = one[2]
-            if type(score) not in (int, float) or not math.isfinite(score):
+            try:
+                scores[link] = float(score) if type(score) in (int, float) else math.nan
+            except OverflowError:  # a whole number beyond what a float can say
+                scores[link] = math.inf
+            if not math.isfinite(scores[link]):
                 raise InputError(f"a link's score is a number, not {score!r:.60}")
-            scores[link] = float(score)
     return frozenset(found)

@@ -47,7 +47,10 @@ class ParquetFile(SourceFile):
         try:
             return pq.ParquetFile(self.path)
         except (pa.ArrowException, OSError) as problem:
-            raise InputError(f"{str(self.path)!r} is not a whole Parquet file: {problem}") from None
+            raise self._broken(problem) from None
+
+    def _broken(self, problem: Exception) -> InputError:
+        return InputError(f"{str(self.path)!r} is not a whole Parquet file: {problem}")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_file"}
@@ -68,13 +71,21 @@ class ParquetFile(SourceFile):
                 groups.append(index)
         if not groups:
             return
-        for batch in self._file.iter_batches(_BATCH, row_groups=groups, columns=self._columns):
+        for batch in self._batches(groups):
             after = number + batch.num_rows
             chosen = choice.numbers(max(number, start.number), after)
             yield from self._batch(batch, number, chosen)
             number = after
             if choice.stop is not None and number >= choice.stop:
                 return
+
+    def _batches(self, groups: list[int]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        try:
+            yield from self._file.iter_batches(_BATCH, row_groups=groups, columns=self._columns)
+        except (pa.ArrowException, OSError) as problem:
+            raise self._broken(problem) from None
 
     def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
         return (Mark(0, number + 1) for number in choice.numbers(start.number, self.count()))

@@ -104,9 +104,12 @@ def open_file(path: Path, format_name: str | None = None, fields: Fields | None 
     fields = fields or Fields()
     if format_name is not None and format_name not in FORMATS:
         raise InputError(f"unknown format {format_name!r}; the formats are: {', '.join(FORMATS)}")
-    if not path.is_file():
-        what = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise InputError(f"the data file {str(path)!r} {what}; give the files by name")
+    try:
+        if not path.is_file():
+            what = "is a folder, not a file" if path.is_dir() else "does not exist"
+            raise InputError(f"the data file {str(path)!r} {what}; give the files by name")
+    except OSError as problem:
+        raise InputError(f"cannot read {str(path)!r}: {problem.strerror}") from None
     chosen = format_name or SUFFIXES.get(path.suffix.lower())
     if chosen is None:
         raise InputError(

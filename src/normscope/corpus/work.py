@@ -11,10 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from normscope.corpus.records import Problem, Record
 from normscope.corpus.sequences import Encoder, batches
 from normscope.corpus.stream import Block
 from normscope.errors import ExactnessError, InputError
+from normscope.halving import halves
 from normscope.statistics import Measurer, Row, Settings, State, Statistic, merge
 
 LISTED = 20  # bad rows that are named one by one; all are counted
@@ -165,15 +168,20 @@ class Worker:
         self, batch: list[Row], places: Mapping[int, str], problems: list[Problem]
     ) -> Iterator[tuple[list[Row], dict[str, State]]]:
         """The states of a batch; of one that fails, those of its halves, down to the bad row."""
+        full = False
         try:
             states = self.measurer.measure(batch)
         except (ExactnessError, InputError) as error:
             if len(batch) == 1:
                 self._bad(Problem(places[batch[0].key], "measure", str(error)), problems)
                 return
+        except torch.OutOfMemoryError:
+            full = True
         else:
             yield batch, states
             return
         half = len(batch) // 2
-        for part in (batch[:half], batch[half:]):
+        # A row too long for this GPU is no bad row: another one would measure it.
+        parts = halves(batch, "these rows") if full else (batch[:half], batch[half:])
+        for part in parts:
             yield from self._measure(part, places, problems)

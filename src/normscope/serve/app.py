@@ -60,6 +60,7 @@ def create_app(settings: Settings, jobs: Jobs) -> ASGIApp:
             Exception: _unexpected,
         },
     )
+    app.router.redirect_slashes = False  # a name with a slash too many is no name here
     return Guard(app, settings)
 
 
@@ -176,10 +177,13 @@ class _Routes:
                     if len(body) > limit:
                         raise too_large
             found = json.loads(body)
+            json.dumps(found, ensure_ascii=False).encode()
         except TimeoutError:
             raise Refusal(400, "the request was not complete in time") from None
         except ClientDisconnect:
             raise Refusal(400, "the request was not complete") from None
+        except UnicodeEncodeError:  # JSON may say it; no answer could repeat it
+            raise Refusal(400, "the request has half of a surrogate pair in its JSON") from None
         except (ValueError, RecursionError):
             raise Refusal(400, "the request is not valid JSON") from None
         if not isinstance(found, dict):
