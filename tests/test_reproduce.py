@@ -260,7 +260,7 @@ def test_change_is_that_of_the_maps(inputs: tuple[Path, Path]) -> None:
     model, text = inputs
     (pair,) = sequences([text], 1).rows
     maps = ("atb", "atb_ff", "atb_ff_res", "atb_ff_res_ln")
-    one = analyze(str(model), None, *pair, maps=maps)
+    one = analyze(str(model), None, pair[0], pair[1], maps=maps)
     rows = exhibit(
         reproduce("iclr2024", Request(str(model), (text,), sequences=1)), "Contextualisation change"
     )
