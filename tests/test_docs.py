@@ -6,10 +6,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from normscope.architectures import FAMILIES
+from normscope.layouts import LAYOUTS
 
 ROOT = Path(__file__).parent.parent
 TOP = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
@@ -24,6 +28,18 @@ def _blocks(page: Path, language: str) -> list[str]:
 WITH_PYTHON = [page for page in PAGES if _blocks(page, "python")]
 
 
+@pytest.fixture
+def registered() -> Iterator[None]:
+    """What a page registers for its process is gone after it: other tests share this one."""
+    tables: list[dict[str, Any]] = [FAMILIES, LAYOUTS]
+    before = [dict(table) for table in tables]
+    yield
+    for table, kept in zip(tables, before, strict=True):
+        table.clear()
+        table.update(kept)
+
+
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
 def test_python(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from normscope.default_model import default_model_path
