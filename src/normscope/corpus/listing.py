@@ -11,22 +11,49 @@ from normscope.statistics import Table
 SHOWN = 24  # rows of a table
 
 
-def listing(tables: Mapping[str, Table]) -> Iterator[Any]:
-    """Each table with its first rows."""
+def listing(tables: Mapping[str, Table]) -> Iterator[tuple[Any, int]]:
+    """Each table with its first rows, and the width below which its numbers would be cut off.
+
+    Intervals are left to the files: with them a line would be three times as long.
+    """
+    from rich import box
     from rich.table import Table as Shown
 
     for name, table in tables.items():
-        rows = len(table)
-        more = f"the first {SHOWN} of {rows} rows" if rows > SHOWN else None
-        shown = Shown(title=table.title or name, caption=more, title_justify="left")
         lists = table.lists()
-        for column, values in lists.items():
+        columns = {one: values for one, values in lists.items() if not _is_bound(one, lists)}
+        rows = len(table)
+        said = [f"the first {SHOWN} of {rows} rows"] if rows > SHOWN else []
+        said += ["intervals are in the files of --output"] if len(columns) < len(lists) else []
+        shown = Shown(
+            title=f"{table.title} ({name})" if table.title else name,
+            caption="; ".join(said) or None,
+            title_justify="left",
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1),
+        )
+        width = 0
+        for column, values in columns.items():
             numeric = all(isinstance(value, (int, float)) for value in values)
-            shown.add_column(column, justify="right" if numeric else "left")
-        for row in list(zip(*lists.values(), strict=True))[:SHOWN]:
+            least = max([1, *(len(_cell(value)) for value in values[:SHOWN])])
+            width += max(least, min(len(column), 8)) + 2
+            shown.add_column(
+                column,
+                justify="right" if numeric else "left",
+                min_width=max(least, min(len(column), 8)),
+                overflow="fold",
+            )
+        for row in list(zip(*columns.values(), strict=True))[:SHOWN]:
             shown.add_row(*(_cell(value) for value in row))
-        yield shown
+        yield shown, width
+
+
+def _is_bound(name: str, there: Mapping[str, Any]) -> bool:
+    base, _, end = name.rpartition("_")
+    return end in ("low", "high") and base in there
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.5g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
