@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from normscope.report import printable
 from normscope.statistics import Table
 
 SHOWN = 24  # rows of a table
+HEADING = 9  # characters in a line of a column's name
 
 
 def listing(tables: Mapping[str, Table]) -> Iterator[tuple[Any, int]]:
@@ -37,12 +39,13 @@ def listing(tables: Mapping[str, Table]) -> Iterator[tuple[Any, int]]:
         width = 0
         for column, values in columns.items():
             numeric = all(isinstance(value, (int, float)) for value in values)
-            least = max([1, *(len(_cell(value)) for value in values[:SHOWN])])
-            width += max(least, min(len(column), 8)) + 2
+            heading = _heading(column)
+            least = max(map(len, [*heading, *(_cell(value) for value in values[:SHOWN])]))
+            width += least + 3
             shown.add_column(
-                column,
+                "\n".join(heading),
                 justify="right" if numeric else "left",
-                min_width=max(least, min(len(column), 8)),
+                min_width=least,
                 overflow="fold",
             )
         for row in list(zip(*columns.values(), strict=True))[:SHOWN]:
@@ -53,6 +56,16 @@ def listing(tables: Mapping[str, Table]) -> Iterator[tuple[Any, int]]:
 def _is_bound(name: str, there: Mapping[str, Any]) -> bool:
     base, _, end = name.rpartition("_")
     return end in ("low", "high") and base in there
+
+
+def _heading(name: str) -> list[str]:
+    """A long name in several lines, each ending with an underscore."""
+    lines = [""]
+    for part in re.split("(?<=_)", name):
+        if lines[-1] and len(lines[-1] + part) > HEADING:
+            lines.append("")
+        lines[-1] += part
+    return lines
 
 
 def _cell(value: Any) -> str:
