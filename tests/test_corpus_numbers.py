@@ -205,6 +205,7 @@ def command(*arguments: str) -> Any:
 def test_the_command(folder: Path, tmp_path: Path) -> None:
     common = ["--model", str(folder / "model"), "--data", str(folder / "a.txt"), "--masking", "0"]
     both = [*common, "--data", str(folder / "b.jsonl"), "--output", str(tmp_path / "out")]
+    assert command("--model", str(folder / "model")).exit_code == 2  # no data
     done = command(*both, "--statistics", "mixing,categories", "--sample", "0.8", "--seed", "1")
     assert (done.exit_code, done.exception) == (0, None), done.output
     assert "bad row: b.jsonl, line 4: broken JSON" in done.output
@@ -220,5 +221,13 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     assert shown.exit_code == 0
     assert "attn_res_ln_n" in shown.output
     assert "10 sequences" in shown.output
+    # As a shell writes --data *: more files follow the first.
+    several = command("--data", str(folder / "a.txt"), str(folder / "b.jsonl"), *common[:2],
+                      "--statistics", "dispersion,preserve_mix")  # fmt: skip
+    assert several.exit_code == 0, several.output
+    assert "bad row: b.jsonl, line 4: broken JSON" in several.output
+    assert "…" not in several.output  # no number is cut off, and each column has its name
+    for name in ("dispersion_transformed_norm", "intervals are in the files", "preserved"):
+        assert name in several.output
     assert command(*common, "--sample", "some").exit_code == 2
     assert command(*common, "--bad-rows", "drop").exit_code == 2

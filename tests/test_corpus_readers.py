@@ -185,6 +185,50 @@ def test_parquet_nulls_bad_bytes_and_other_columns(tmp_path: Path) -> None:
         open_file(tmp_path / "b.parquet")
 
 
+def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "rows.parquet"
+    for wrong in ([["a", "b"], ["c"]], [{"a": "x"}, {"a": "y"}], [1, 2], [None, None]):
+        pq.write_table(pa.table({"text": wrong}), file)
+        with pytest.raises(InputError, match=r"the column 'text' of .* not strings"):
+            open_file(file)
+    texts = ["one", "two"]
+    pq.write_table(pa.table({"text": texts, "text_pair": pa.nulls(2)}), file)
+    assert read(open_file(file)) == [Content(one) for one in texts]
+    for kind in (pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary("int8", "string")):
+        pq.write_table(pa.table({"text": pa.array(texts, pa.string()).cast(kind)}), file)
+        assert read(open_file(file)) == [Content(o) for o in texts]
+
+
+def test_a_damaged_parquet_file_is_told(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": [f"text {n}" for n in range(3000)]}), file)
+    data = bytearray(file.read_bytes())
+    data[200:400] = b"\xff" * 200
+    file.write_bytes(data)
+    with pytest.raises(InputError, match="is damaged and cannot be read to its end"):
+        read(open_file(file))
+
+
+def test_rows_of_pandas_keep_their_order(tmp_path: Path) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"text": ["a", "b", "c"], "text_pair": ["x", "y", "z"]}, index=[2, 0, 7])
+    (whole,) = sources_of(frame)
+    assert read(whole) == [
+        Content("a", "x"),
+        Content("b", "y"),
+        Content("c", "z"),
+    ]
+    (column,) = sources_of(frame["text"])
+    assert [one.text for one in read(column)] == ["a", "b", "c"]
+
+
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     file.write_bytes(b"the cat sat on the mat\n" * 200_000)  # 5 MB

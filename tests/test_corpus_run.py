@@ -155,6 +155,8 @@ CHANGES = [
     (fewer_data, r"data\[1\]\.name was \"b.jsonl\" and is not there"),
     (other(max_length=16), r"options\.max_length was 64 and is 16"),
     (other(batch_tokens=32), r"options\.batch_tokens was 64 and is 32"),
+    (other(text_field="body"), r"options\.text_field was not there and is \"body\""),
+    (other(pair_field="next"), r"options\.pair_field was not there and is \"next\""),
     (other(limit=30), r"options\.limit was not there and is 30"),
     (other(sample=0.5), r"options\.sample was not there and is 0\.5"),
     (other(seed=3), r"settings\.seed was 0 and is 3"),
@@ -245,6 +247,51 @@ def test_restart_begins_anew_and_leaves_other_files_alone(folder: Path, tmp_path
     names = set(contents(tmp_path / "out"))
     assert {"tables/notes.txt", "notes.md", "tables/other.csv"} < names
     assert not any(name.startswith(("tables/sums", "maps")) for name in names)
+
+
+def test_settings_may_be_corrected_before_anything_is_measured(
+    folder: Path, tmp_path: Path
+) -> None:
+    interrupt(folder, tmp_path / "out", after=0)
+    run(folder, tmp_path / "out", limit=9)
+    assert lasting(tmp_path / "out") == lasting(run(folder, tmp_path / "new", limit=9).folder)
+
+
+def test_a_restart_that_was_killed_half_way_can_be_restarted(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = lasting(run(folder, tmp_path / "out").folder)
+    left, unlink = [0], Path.unlink
+
+    def killed(self: Path, missing_ok: bool = False) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Stop
+        unlink(self, missing_ok)
+
+    for moment in range(1, 5):
+        left[0] = moment
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", killed)
+            with pytest.raises(Stop):
+                run(folder, tmp_path / "out", restart=True)
+        with pytest.raises(InputError, match="--restart"):  # not taken for a finished one
+            run(folder, tmp_path / "out")
+        assert lasting(run(folder, tmp_path / "out", restart=True).folder) == wanted
+
+
+def test_a_statistic_that_was_changed_is_another_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(folder, tmp_path / "out", statistics=[Other()])
+    changed = Other()
+    changed.least = 3  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="statistics was"):
+        run(folder, tmp_path / "out", statistics=[changed])
+    run(folder, tmp_path / "out", statistics=[Other()])
+    monkeypatch.setattr("inspect.getsource", lambda made: "class Other: ...")
+    with pytest.raises(InputError, match="statistics was"):
+        run(folder, tmp_path / "out", statistics=[Other()])
 
 
 def test_a_typing_mistake_does_not_cost_the_old_run(folder: Path, tmp_path: Path) -> None:
@@ -384,6 +431,7 @@ def test_a_model_as_an_object(folder: Path) -> None:
     [
         ({"statistics": "mixing,mixing"}, "each statistic once"),
         ({"statistics": []}, "no statistic was named"),
+        ({"sample": True}, "a sample has at least 1 row, but was given True"),
         ({"statistics": "speed"}, "unknown statistic: 'speed'; valid are: dispersion"),
         ({"data": None}, "no data was given"),
         ({"engine": "spark"}, "engine is one of local, ray"),

@@ -14,15 +14,19 @@ DEFAULT = "dispersion,categories,frequency,mixing,preserve_mix"
 
 
 def corpus(
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILE]...", help="More files: --data *.txt is understood."),
+    ] = None,
     data: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
             metavar="FILE",
-            help="A file of sequences; may be given several times. By its name: .txt one sequence "
+            help="Files of sequences. By the name: .txt one sequence "
             "a line; .jsonl with text (and text_pair); .tsv pairs; .parquet with the columns "
             "text (and text_pair); .pkl Clark et al.'s tokens.",
         ),
-    ],
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -167,7 +171,7 @@ def corpus(
     Examples:
       normscope corpus --data wiki.txt
       normscope corpus --data wiki.txt --statistics dispersion,mixing --output wiki
-      normscope corpus --data a.jsonl --data b.jsonl --sample 0.01 --seed 7 -o sample
+      normscope corpus --data a.jsonl b.jsonl --sample 0.01 --seed 7 -o sample
       normscope corpus --data big.parquet --engine ray --address auto --device cuda -o big
 
     \b
@@ -191,10 +195,13 @@ def corpus(
     from normscope.report import printable
     from normscope.statistics import Settings
 
+    files = [*(data or ()), *(more or ())]
+    if not files:
+        raise InputError("no data was given: name the files, as in --data wiki.txt")
     with _quiet():
         result = run(
             model,
-            list(data),
+            files,
             statistics,
             output=output,
             settings=Settings(ranks=ranks, masking=masking, seed=seed, replicates=replicates),
@@ -225,8 +232,9 @@ def corpus(
         from normscope.corpus.listing import listing
 
         console = Console(highlight=False, markup=False, emoji=False)
-        for table in listing(result.tables):
-            console.print(table)
+        for table, width in listing(result.tables):
+            # Wider than the terminal rather than with half of each number.
+            console.print(table, width=max(width, console.width), crop=False)
     print(
         f"{counts['sequences']:,} sequences, {counts['tokens']:,} tokens; "
         f"{bad:,} of {counts['rows']:,} rows bad, {counts['cut']:,} cut",

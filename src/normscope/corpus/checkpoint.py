@@ -30,7 +30,7 @@ LOCK = ".normscope.lock"
 HALF = ".normscope-*.tmp"  # what `whole_file` calls a file that is not whole yet
 FINISHED = "statistics.json"
 # What a run may leave in its folder, apart from its lock; --restart removes these and no others.
-OWN_FILES = (FINISHED, "report.html", "run.json", FILE)
+OWN_FILES = ("report.html", "run.json", FILE)
 OWN_FOLDERS = {"tables": ("*.csv", "*.parquet"), "figures": ("*.png",), "maps": ("part-*.parquet",)}
 _VERSION = 1
 _TREE = "tree.json"
@@ -163,9 +163,10 @@ class Folder:
         _sync(self.path)
 
     def clear(self) -> None:
-        """Remove what runs write here, the finished mark first, and nothing else."""
-        for name in OWN_FILES:
-            (self.path / name).unlink(missing_ok=True)
+        """Remove what runs write here, and nothing else; the mark that it is ours last."""
+        if (self.path / FINISHED).is_file():
+            # Killed half-way, the folder is neither finished nor a stranger's: to be restarted.
+            (self.path / FINISHED).replace(self.path / FILE)
         for name, patterns in OWN_FOLDERS.items():
             folder = self.path / name
             if folder.is_dir() and not folder.is_symlink():
@@ -174,6 +175,8 @@ class Folder:
                         file.unlink()
                 if not any(folder.iterdir()):
                     folder.rmdir()
+        for name in OWN_FILES:
+            (self.path / name).unlink(missing_ok=True)
 
     def _tidy(self) -> None:
         """Remove the halves of files that a killed process left."""

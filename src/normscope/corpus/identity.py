@@ -101,9 +101,15 @@ def _rules(tokenizer: Any) -> str:
 
 
 def _named(statistic: Statistic) -> str:
+    """A name; of a user's statistic also what tells it from one that was written differently."""
     kind = type(statistic)
-    own = kind.__module__.startswith("normscope.")
-    return statistic.name if own else f"{statistic.name} ({kind.__module__}.{kind.__qualname__})"
+    if kind.__module__.startswith("normscope."):
+        return statistic.name
+    plain = (str, int, float, tuple, type(None))
+    held = getattr(statistic, "__dict__", {})
+    chosen = sorted((name, repr(one)) for name, one in held.items() if isinstance(one, plain))
+    code = _hash(f"{_source(kind)}{chosen}")[:12]
+    return f"{statistic.name} ({kind.__module__}.{kind.__qualname__}/{code})"
 
 
 def described(settings: Settings) -> dict[str, Any]:
@@ -123,12 +129,17 @@ def _category(category: Any) -> Any:
     if isinstance(category, re.Pattern):
         return f"re:{category.pattern}"
     if isinstance(category, Callable):  # type: ignore[arg-type]
-        try:
-            source = inspect.getsource(category)
-        except (OSError, TypeError):
-            source = repr(getattr(getattr(category, "__code__", None), "co_code", category))
-        return f"function/sha256={_hash(source)}"
+        return f"function/sha256={_hash(_source(category))}"
     return category if isinstance(category, str) else list(category)
+
+
+def _source(made: Any) -> str:
+    """The text of a function or a class; where there is none, something that stands for it."""
+    try:
+        return inspect.getsource(made)
+    except (OSError, TypeError):
+        code = getattr(getattr(made, "__code__", None), "co_code", None)
+        return repr(code) if code is not None else repr(made)
 
 
 def _hash(text: str) -> str:

@@ -124,6 +124,8 @@ def sources_of(
                 "a list of strings is a list of texts, but these are names of files; give "
                 "pathlib.Path objects for files"
             )
+    if hasattr(data, "iloc"):  # pandas: rows in their order, whatever their labels are
+        data = data.to_dict("records") if hasattr(data, "columns") else data.tolist()
     if format_name is not None:
         raise InputError("a format is that of a file; leave it out for rows in memory")
     if isinstance(data, dict) or not isinstance(data, Iterable):

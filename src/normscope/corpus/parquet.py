@@ -12,6 +12,11 @@ from normscope.corpus.records import Content, Problem
 from normscope.errors import InputError, MissingExtraError
 
 _BATCH = 512  # rows in memory at once
+_TEXT = ("string", "large_string", "binary", "large_binary", "fixed_size_binary")
+
+
+def _is_dictionary(kind: Any) -> bool:
+    return str(kind).startswith("dictionary<")
 
 
 class ParquetFile(SourceFile):
@@ -29,9 +34,12 @@ class ParquetFile(SourceFile):
                 f"{str(path)!r} has no column {fields.text!r}; it has: {', '.join(schema.names)}; "
                 "name the one with the text (--text-field)"
             )
+        if fields.pair in self._columns and str(schema.field(fields.pair).type) == "null":
+            self._columns.remove(fields.pair)  # nothing but nulls: no row is a pair
         for name in self._columns:
             kind = schema.field(name).type
-            if not any(word in str(kind) for word in ("string", "binary")):
+            held = str(getattr(kind, "value_type", kind) if _is_dictionary(kind) else kind)
+            if not held.startswith(_TEXT):
                 raise InputError(
                     f"the column {name!r} of {str(path)!r} holds {kind}, not strings; name the "
                     "column with the text (--text-field, --pair-field)"
@@ -85,7 +93,9 @@ class ParquetFile(SourceFile):
         try:
             yield from self._file.iter_batches(_BATCH, row_groups=groups, columns=self._columns)
         except (pa.ArrowException, OSError) as problem:
-            raise self._broken(problem) from None
+            raise InputError(
+                f"{str(self.path)!r} is damaged and cannot be read to its end: {problem}"
+            ) from None
 
     def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
         return (Mark(0, number + 1) for number in choice.numbers(start.number, self.count()))
@@ -94,7 +104,7 @@ class ParquetFile(SourceFile):
         import pyarrow as pa
 
         def raw(column: Any) -> list[bytes | None]:
-            if pa.types.is_dictionary(column.type):
+            if _is_dictionary(column.type):
                 column = column.dictionary_decode()
             # As bytes: a string column may hold what is not UTF-8, and one row must not fail all.
             values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from normscope.arrays import import_tables
-from normscope.corpus.checkpoint import Folder, check_same, held
+from normscope.corpus.checkpoint import Folder, check_same, differences, held
 from normscope.corpus.identity import identify, signature
 from normscope.corpus.job import Job, Step, local_steps
 from normscope.corpus.memory import Memory, sources_of
@@ -112,7 +112,6 @@ def corpus(
         raise InputError("a dump needs a folder to go to: give output=, too (--output DIR)")
     if output is not None:
         import_tables("pyarrow.parquet")  # asked for now, not after hours of work
-    where = str(device or "cpu")
     with nullcontext() if output is None else held(output) as folder:
         sources = sources_of(data, format, Fields(text_field, pair_field))
         rows = [source.count() for source in sources]
@@ -122,6 +121,7 @@ def corpus(
         loaded, reader, origin = _model(
             model, tokenizer, revision, dtype, "cpu" if engine == "ray" else device
         )
+        where = str(device or next(loaded.parameters()).device)  # an object is where it is
         job = Job(
             loaded,
             reader,
@@ -140,6 +140,9 @@ def corpus(
             "batch_tokens": batch_tokens,
             "block_rows": block_rows,
             "bad_rows": bad_rows,
+            # The same file has other texts under other names.
+            "text_field": None if text_field == Fields.text else text_field,
+            "pair_field": None if pair_field == Fields.pair else pair_field,
             "dump": dump,
         }
         contents = [source.identity() for source in sources]
@@ -157,6 +160,11 @@ def _statistics(given: str | Sequence[str | Statistic], settings: Settings) -> l
         raise InputError(f"no statistic was named; there are: {', '.join(NAMES)}")
     found: list[Statistic] = []
     for one in given:
+        if not isinstance(one, (str, Statistic)):
+            raise InputError(
+                f"a statistic is a name or has name, conditions, observe, measure, merge and "
+                f"result, but was given {one!r:.60}; the names are: {', '.join(NAMES)}"
+            )
         found += choose([one], settings) if isinstance(one, str) else [one]
     names = [one.name for one in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -245,8 +253,12 @@ class _Run:
         saved = folder.load()
         if saved is None:
             return
-        identity, progress, position, self.notes = saved
+        identity, progress, position, notes = saved
+        if not progress.blocks and differences(identity, self.identity):
+            folder.clear()  # nothing was measured that could be mixed or lost
+            return
         check_same(folder.path, identity, self.identity)
+        self.notes = notes
         self.standing = progress, position
         for source in self._streams:
             source.expected = self.notes.get("seen")

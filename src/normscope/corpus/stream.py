@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +57,7 @@ def select(
             each row's number, so that the choice depends on nothing else.
         seed: another one chooses other rows.
     """
-    if limit is not None and limit < 1:
+    if limit is not None and (not _whole(limit) or limit < 1):
         raise InputError(f"limit is a number of rows from 1 on, but was given {limit!r}")
     total = rows if limit is None or rows is None else min(rows, limit)
     if sample is None:
@@ -70,7 +71,7 @@ def select(
         threshold = min(int(sample * 2.0**64), _MASK)
         expected = None if total is None else round(total * sample)
         return Selection(limit, threshold, seed), expected
-    if sample < 1:
+    if not _whole(sample) or sample < 1:
         raise InputError(f"a sample has at least 1 row, but was given {sample!r}")
     if total is None:
         raise InputError(
@@ -80,6 +81,10 @@ def select(
     if sample >= total:
         return Selection(limit, None, seed), total
     return Selection(limit, _smallest(total, sample, seed), seed), sample
+
+
+def _whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)
 
 
 def _smallest(total: int, count: int, seed: int) -> int:

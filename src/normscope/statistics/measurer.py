@@ -46,7 +46,8 @@ class Measurer:
         if "masked" in self.conditions and self.vocabulary.mask_id is None:
             raise InputError(
                 f"{type(tokenizer).__name__} has no mask token, and mixing masks "
-                f"{self.settings.masking:.0%} of the text; use masking=0 to measure plain text"
+                f"{self.settings.masking:.0%} of the text; use masking=0 (--masking 0) to measure "
+                "plain text"
             )
 
     def measure(self, rows: Sequence[Row]) -> dict[str, State]:
@@ -97,6 +98,9 @@ class Measurer:
             found: dict[str, Tensor] = {}
             for one in statistics:
                 found |= one.observe(layer)
+            # Whatever the statistics note, a row that the model has no numbers for is noticed.
+            found.setdefault("transformed_norm", layer.transformed_norm)
+            found.setdefault("total_norm", layer.total_norm)
             if checked.any():
                 found["gap"] = worst_gap(layer)
             noted.append(found)
