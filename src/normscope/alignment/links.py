@@ -22,8 +22,8 @@ Link = tuple[int, int]
 Format = Literal["pharaoh", "talp", "jsonl", "giza"]
 FORMATS: tuple[Format, ...] = ("pharaoh", "talp", "jsonl", "giza")
 
-_PHARAOH = re.compile(r"([0-9]+)-([0-9]+)")
-_TALP = re.compile(r"([0-9]+)([-p])([0-9]+)")
+_PHARAOH = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
+_TALP = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _parse_pharaoh(line: str) -> Links:
         match = _PHARAOH.fullmatch(word)
         if match is None:
             hint = "; only talp has possible links (1p2)" if _TALP.fullmatch(word) else ""
-            raise InputError(f"{word!r} is no link of a Pharaoh file, as in 0-1{hint}")
+            raise InputError(f"{word!r:.60} is no link of a Pharaoh file, as in 0-1{hint}")
         found.add((int(match[1]), int(match[2])))
     both = frozenset(found)
     return Links(both, both)
@@ -108,7 +108,7 @@ def _parse_talp(line: str) -> Links:
     for word in line.split():
         match = _TALP.fullmatch(word)
         if match is None:
-            raise InputError(f"{word!r} is no link of a talp file, as in 1-2 or 1p2")
+            raise InputError(f"{word!r:.60} is no link of a talp file, as in 1-2 or 1p2")
         link = int(match[1]) - 1, int(match[3]) - 1
         if min(link) < 0:
             raise InputError(
@@ -124,7 +124,7 @@ def _parse_talp(line: str) -> Links:
 def _parse_json(line: str) -> Links:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"no JSON object: {error}") from None
     if not isinstance(data, dict) or "links" not in data:
         raise InputError('a line is an object with "links", as in {"links": [[0, 1, 0.9]]}')
@@ -150,8 +150,15 @@ def _json_links(given: Any, scores: dict[Link, float]) -> frozenset[Link]:
         link = one[0], one[1]
         found.add(link)
         if len(one) == 3 and one[2] is not None:
-            score = one[2]
-            if type(score) not in (int, float) or not math.isfinite(score):
-                raise InputError(f"a link's score is a number, not {score!r:.60}")
-            scores[link] = float(score)
+            scores[link] = _json_score(one[2])
     return frozenset(found)
+
+
+def _json_score(given: Any) -> float:
+    try:
+        score = float(given) if type(given) in (int, float) else math.nan
+    except OverflowError:
+        score = math.inf
+    if not math.isfinite(score):
+        raise InputError(f"a link's score is a number, not {given!r:.60}")
+    return score
