@@ -85,6 +85,11 @@ def test_a_sentence_too_long_to_translate_is_left_out_where_asked() -> None:
     assert not found[1].target
 
 
+def test_analyze_refuses_it_rather_than_cut_the_target_by_the_wrong_tokenizer() -> None:
+    with pytest.raises(InputError, match=r"a tokenizer of its own for the target.*align"):
+        normscope.analyze(str(embedded_model_path()), text="das haus .", target="the house .")
+
+
 def test_its_choice_stands_in_its_folder() -> None:
     assert about(embedded_model_path()).choices[0] == (1, 0, "awi")
 
