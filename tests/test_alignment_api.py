@@ -257,6 +257,23 @@ def test_symmetrisation_needs_both_directions(marian: Any) -> None:
         linked(SOURCE, TARGET, marian, method="ibm")
 
 
+def test_baselines_refuse_what_they_would_pass_over(marian: Any) -> None:
+    for option in ({"layer": 1}, {"head": "sum"}, {"reading": "awi"}, {"combine": 2}):
+        for method in ("saliency", "smoothgrad", "eflomal"):
+            (name,) = option
+            with pytest.raises(InputError, match=f"{name}=.* the method is {method}: leave it out"):
+                align(SOURCE, TARGET, marian, tokenizer(), method=method, **option)
+    with pytest.raises(InputError, match=r"map='attn_w' is about attention"):
+        align(SOURCE, TARGET, marian, tokenizer(), "attn_w", method="saliency")
+    with pytest.raises(InputError, match=r"no matrices: leave soft"):
+        align(SOURCE, TARGET, method="eflomal", soft=True)
+
+
+def test_a_gold_without_sure_links_is_refused_before_the_work() -> None:
+    with pytest.raises(InputError, match=r"the gold has no sure link"):
+        align("a b", "a b", "no/such-model", gold=[Links.of((), {(0, 0)})])
+
+
 def test_gold_gives_a_score(marian: Any, tmp_path: Path) -> None:
     gold = [Links.of({(0, 0), (1, 2)}), Links.of({(1, 1)}, {(0, 5)}), Links()]
     write_links(tmp_path / "gold.talp", gold)

@@ -47,7 +47,7 @@ def test_links_on_standard_output(model: str, texts: tuple[str, ...]) -> None:
         " ".join(f"{s}-{t}" for s, t in one.links) + "\n" for one in expected
     )
     assert f"took: {expected.choices[0]}" in done.stderr
-    assert "normscope: 1 pairs with an empty side have no links" in done.stderr
+    assert "normscope: 1 pair with an empty side: no links" in done.stderr
     assert expected.signature in done.stderr
 
 

@@ -67,6 +67,29 @@ def test_a_choice_that_is_left_open_keeps_to_what_was_asked() -> None:
     assert {choice.layer for choice in found.choices} == {2}
 
 
+def test_what_is_asked_for_goes_before_the_model_s_own_choice() -> None:
+    source, target, *_ = by_hand()[0]
+    by_norm = normscope.align(source, target, criterion="norm")
+    assert [one.choice for one in by_norm.ranking[:3]] == list(by_norm.choices)
+    assert len(normscope.align(source, target, combine=6).choices) == 6
+    with pytest.raises(InputError, match=r"unknown criterion 'aer'"):
+        normscope.align(source, target, criterion="aer")
+
+
+def test_a_sentence_too_long_to_translate_is_left_out_where_asked() -> None:
+    with pytest.raises(InputError, match=r"source sentence 2 gives 601 tokens.*--skip-long"):
+        normscope.translate_align(["gut .", "gut " * 600])
+    found = normscope.translate_align(["gut .", "gut " * 600, ""], skip_long=True, beams=1)
+    assert [one.skipped for one in found] == ["", "too long", "empty"]
+    assert found[0].target
+    assert not found[1].target
+
+
+def test_analyze_refuses_it_rather_than_cut_the_target_by_the_wrong_tokenizer() -> None:
+    with pytest.raises(InputError, match=r"a tokenizer of its own for the target.*align"):
+        normscope.analyze(str(embedded_model_path()), text="das haus .", target="the house .")
+
+
 def test_its_choice_stands_in_its_folder() -> None:
     assert about(embedded_model_path()).choices[0] == (1, 0, "awi")
 

@@ -99,6 +99,9 @@ def test_each_line_as_text(tmp_path: Path) -> None:
         ("a.jsonl", '{"links": [[0, -1]]}', r"line 1: a link's indices.*\[0, -1\]"),
         ("a.jsonl", '{"links": [[0, true]]}', r"indices are whole numbers"),
         ("a.jsonl", '{"links": [[0, 1, NaN]]}', r"score is a number, not nan"),
+        ("a.jsonl", f'{{"links": [[0, 1, {"9" * 400}]]}}', r"line 1: .*score is a number, not 999"),
+        ("a.jsonl", "[" * 100_000, r"line 1: no JSON object"),
+        ("a.pharaoh", f"0-0\n{'9' * 5000}-0\n", r"line 2: '999.*is no link"),
         ("a.jsonl", '{"links": [[0]]}', r"a link is \[source, target\]"),
         ("a.jsonl", '{"links": 3}', r"links are a list"),
     ],
@@ -126,6 +129,9 @@ def test_a_file_that_counts_from_1_under_a_pharaoh_name_is_refused(tmp_path: Pat
     assert read_links(path, "pharaoh")[0] == Links.of({(1, 1), (2, 2)})
     assert read_links(path, "talp")[0] == Links.of({(0, 0), (1, 1)})
     assert len(read_links(file(path, "1-1 2-2\n" * 59 + "0-0"))) == 60
+    with pytest.raises(InputError, match=r"10 lines have links and none has an index 0"):
+        read_links(file(path, "\n" + "1-1 2-2\n" * 10))
+    assert len(read_links(file(path, "1-1 2-2\n" * 9))) == 9  # too few to tell
 
 
 def test_what_cannot_be_written_or_read(tmp_path: Path) -> None:

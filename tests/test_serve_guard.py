@@ -42,6 +42,8 @@ def test_other_machines_only_when_asked_for_and_never_without_a_token() -> None:
         assert one is not None
         assert len(one) >= 24
         assert one != two
+    # Behind a tunnel or a proxy it listens on loopback, and others come in all the same.
+    assert Settings(allow_remote=True).token is not None
     with pytest.raises(InputError, match="at least 16 characters"):
         Settings(token="short")
     with pytest.raises(InputError, match="use ASCII"):
@@ -238,6 +240,7 @@ def test_only_json_within_the_limit_is_read() -> None:
         ({"text": "a", "target": "b"}, "fake takes no target"),
         ({"text": "a", "model": "translator"}, "translator needs a target"),
         ({"text": "a", "path": "/etc/passwd"}, "unknown: path"),
+        ({"text": "a", "\ud800": 1}, r"unknown: \ud800"),
     ],
 )
 def test_mistakes_in_a_request_are_named(fields: dict[str, Any], said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -19,13 +20,15 @@ import httpx
 import numpy as np
 import psutil
 import pytest
-from serving import TEXT, Server, body, server
+import uvicorn
+from serving import TEXT, Server, body, run, server
 from tiny import tokenizer
 from typer.testing import CliRunner
 
 import normscope
 from normscope import cli
 from normscope.architectures import tiny_model
+from normscope.serve import server as serving_program
 
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
 TOKEN = "correct-horse-battery"
@@ -51,6 +54,43 @@ def analyse(running: Server, **fields: Any) -> tuple[httpx.Client, dict[str, Any
     answer = running.http.post("/api/jobs", **body(**fields))
     assert answer.status_code == 202, answer.text
     return running.http, running.finish(answer.json()["id"])
+
+
+def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_program, "HEAD_SECONDS", 0.3)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(1.0)  # longer than a head may take: an answer is not cut off
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def test() -> None:
+        config = uvicorn.Config(
+            app,
+            port=0,
+            log_level="error",
+            http=serving_program.Impatient,
+            lifespan="off",
+            ws="none",
+        )
+        program = uvicorn.Server(config)
+        task = asyncio.create_task(program.serve())
+        while not program.started:
+            await asyncio.sleep(0.01)
+        port = program.servers[0].sockets[0].getsockname()[1]
+        for sent in (b"", b"GET / HTTP/1.1\r\nHost: a\r\nX: "):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 204")
+        writer.close()
+        program.should_exit = True
+        await task
+
+    run(test())
 
 
 def test_from_text_to_files(running: Server, tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ import pages
 import pytest
 from numpy.typing import NDArray
 from test_cli import run
+from tiny import tokenizer
 
 import normscope
 from normscope import Contributions, InputError, LabelledArray
+from normscope.architectures import tiny_model
 from normscope.maps import NAMES
 from normscope.viewer import formulas, gather, page, payload, show, write
 from normscope.viewer.document import asset, code
@@ -106,6 +108,17 @@ def test_parts_words_and_special_tokens() -> None:
     block = next(one for one in cross["maps"] if one["name"] == "attn_res_ln_n")
     assert data["tokens"][block["sum"]["keys"]]["pieces"][-1] == "residual"
     assert data["tokens"][cross["keys"]]["pieces"][-1] == "</s>"
+
+
+def test_a_mixing_ratio_that_is_one_everywhere_is_left_out() -> None:
+    model: Any = tiny_model("bart")
+    result = normscope.analyze(
+        model, tokenizer(pair=False), "the cats sat", target="the cats ran",
+        maps=["attn_w", "attn_n", "attn_res_n"],
+    )  # fmt: skip
+    encoder, _, cross = payload(result)["parts"]
+    assert list(cross["mixing"]) == ["attn_res_n"]
+    assert list(encoder["mixing"]) == ["attn_w", "attn_n", "attn_res_n"]
 
 
 def test_a_large_result_stays_small() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -295,6 +296,24 @@ def _check_target(model: Any, target: Any) -> None:
             f"{kind} has no decoder beside an encoder, so it takes no target; for two sentences "
             "in one input use text_pair"
         )
+    if two:
+        _check_tokenizers(model)
+
+
+def _check_tokenizers(model: Any) -> None:
+    """Refuse a model whose folder says that it writes with another tokenizer than it reads with.
+
+    The target would be cut by the wrong one, and its ids would be those of other words.
+    """
+    name = str(getattr(model.config, "_name_or_path", "") or "")
+    about = Path(name) / "normscope.json"
+    if not name or not about.is_file() or b'"target_tokenizer"' not in about.read_bytes():
+        return
+    raise InputError(
+        f"{type(model).__name__} in {about.parent.name!r} has a tokenizer of its own for the "
+        "target, which analyze does not use; align() does (normscope align), and analyze_inputs() "
+        "takes ids of both"
+    )
 
 
 def _encode_row(

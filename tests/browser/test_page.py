@@ -338,6 +338,25 @@ def test_what_is_shown_can_be_saved(open_page: Open, tmp_path: Path) -> None:
         assert float(row["largest"]) == pytest.approx(float(cells.max()), rel=1e-3)
 
 
+def test_a_saved_table_says_what_each_column_is(open_page: Open, tmp_path: Path) -> None:
+    made = pages.results()
+    page = open_page(made, "#view=matrix&map=attn_w&vs=attn_res_ln_n&layer=1&head=2&scale=absolute")
+    rows = list(csv.DictReader(io.StringIO(saved(page, "CSV", tmp_path).read_text())))
+    # The block has no heads, and a weight and a norm have no common unit.
+    assert list(rows[0])[-3:] == ["attn_w", "attn_res_ln_n (sum)", "difference of shares"]
+    weights, block = made[0]["attn_w"].values[1, 2], made[1]["attn_res_ln_n"].values[1]
+    shares = block / block.sum(axis=1, keepdims=True) - weights / weights.sum(axis=1, keepdims=True)
+    expected = {
+        "head": np.full((10, 10), 2),
+        "attn_w": weights,
+        "attn_res_ln_n (sum)": block,
+        "difference of shares": shares,
+    }
+    for name, values in expected.items():
+        found = np.array([float(row[name]) for row in rows]).reshape(10, 10)
+        np.testing.assert_allclose(found, values, atol=1e-4)
+
+
 def test_the_address_keeps_the_view(open_page: Open) -> None:
     made = pages.results()
     page = open_page(made, "#view=matrix&map=attn_w&head=2&layer=1&unit=words&special=hide&query=4")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from normscope.alignment.auto import (
     DEFAULT,
+    FEATURES,
     SAMPLE,
     Candidate,
     choices_of,
@@ -118,11 +119,17 @@ def align_direction(
         )
         if settings.combine is not None and settings.combine < 1:
             raise InputError(f"combine is a number from 1 on, but was given {settings.combine}")
+        if settings.criterion not in FEATURES:
+            raise InputError(
+                f"unknown criterion {settings.criterion!r}; valid: {', '.join(FEATURES)}"
+            )
         if not ready:
             return made
         count = settings.combine or max(1, min(COMBINED, len(choices) // 10))
         known = [one for one in translator.choices if one in choices]
-        if len(choices) > count and len(ready) < FEW and known:
+        # The model's own choice was made by the default criterion, and for so many only.
+        trusted = settings.criterion == DEFAULT and len(known) >= count
+        if len(choices) > count and len(ready) < FEW and trusted:
             choices = tuple(known[:count])
         elif len(choices) > count:
             seen = survey(extractor, ready, choices, sample=settings.sample)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +165,8 @@ def align(
         revision: of a model on the hub.
     """
     _check(method, symmetrize, reverse_model)
+    if method != "attention":
+        _check_baseline(method, map, layer, head, reading, combine, soft)
     sources, targets = sentences(source, target, words, source_lang, target_lang)
     gold_links = _gold(gold, sources, targets)
     if method == "eflomal":
@@ -249,14 +251,21 @@ def translate_align(
     made = translator(model, tokenizer, moses=words == "moses", **known)
     given = [source] if isinstance(source, str) else list(source)
     sources = [_words(one, words, options.get("source_lang")) for one in given]
-    written = translate(made, sources, beams=beams, budget=budget)
+    skip_long = bool(options.get("skip_long", False))
+    written = translate(made, sources, beams=beams, budget=budget, skip_long=skip_long)
     both = (made.source, made.target)
     rest = {
         name: value
         for name, value in options.items()
         if name not in ("device", "dtype", "revision")
     }
-    return align(sources, written, made.model, both, words=words, budget=budget, **rest)
+    texts = [text or "" for text in written]
+    found = align(sources, texts, made.model, both, words=words, budget=budget, **rest)
+    pairs = tuple(
+        replace(pair, skipped="too long") if text is None else pair
+        for pair, text in zip(found, written, strict=True)
+    )
+    return replace(found, pairs=pairs)
 
 
 def sentences(
@@ -308,15 +317,38 @@ def _check(method: str, symmetrize: str | None, reverse_model: Any) -> None:
         raise InputError("eflomal needs no model: leave reverse_model out")
 
 
+def _check_baseline(
+    method: str,
+    map: str,
+    layer: int | str,
+    head: int | str,
+    reading: str,
+    combine: int | None,
+    soft: bool,
+) -> None:
+    """Refuse what a method without attention cannot heed, rather than pass over it in silence."""
+    given: dict[str, tuple[Any, Any]] = {"map": (map, "attn_n"), "layer": (layer, "auto")}
+    given |= {"head": (head, "auto"), "reading": (reading, "auto"), "combine": (combine, None)}
+    for name, (value, default) in given.items():
+        if value != default and (name, value) != ("reading", "awo"):
+            raise InputError(
+                f"{name}={value!r} is about attention, and the method is {method}: leave it out"
+            )
+    if soft and method == "eflomal":
+        raise InputError("eflomal makes links and no matrices: leave soft (--soft) out")
+
+
 def _gold(gold: Any, source: Any, target: Sequence[Sequence[str]]) -> list[Links] | None:
     if gold is None:
         return None
     ours = None if isinstance(source, Tensor) else [len(words) for words in source]
     theirs = [len(words) for words in target]
     if isinstance(gold, str | Path):
-        return read_links(gold, source=ours, target=theirs)
-    links = list(gold)
-    check_links("the gold", links, ours, theirs)
+        links = read_links(gold, source=ours, target=theirs)
+    else:
+        links = list(gold)
+        check_links("the gold", links, ours, theirs)
+    aer.score(links, links)  # refuses a gold without any sure link, before the work and not after
     return links
 
 

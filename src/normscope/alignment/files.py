@@ -17,7 +17,7 @@ SUFFIXES: Mapping[str, Format] = {
     ".jsonl": "jsonl",
     ".final": "giza",
 }
-ENOUGH = 50  # lines with links, none of them at word 0: such a file counts from 1
+ENOUGH = 10  # lines with links, none of them at word 0: such a file counts from 1
 _GIZA_WORD = re.compile(r"(\S+) \(\{((?: [0-9]{1,9})*) \}\)")
 
 

@@ -153,11 +153,15 @@ def _json_links(given: Any, scores: dict[Link, float]) -> frozenset[Link]:
         link = one[0], one[1]
         found.add(link)
         if len(one) == 3 and one[2] is not None:
-            score = one[2]
-            try:
-                scores[link] = float(score) if type(score) in (int, float) else math.nan
-            except OverflowError:  # a whole number beyond what a float can say
-                scores[link] = math.inf
-            if not math.isfinite(scores[link]):
-                raise InputError(f"a link's score is a number, not {score!r:.60}")
+            scores[link] = _json_score(one[2])
     return frozenset(found)
+
+
+def _json_score(given: Any) -> float:
+    try:
+        score = float(given) if type(given) in (int, float) else math.nan
+    except OverflowError:
+        score = math.inf
+    if not math.isfinite(score):
+        raise InputError(f"a link's score is a number, not {given!r:.60}")
+    return score

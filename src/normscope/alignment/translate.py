@@ -19,10 +19,11 @@ def translate(
     *,
     beams: int | None = None,
     budget: int | None,
-) -> list[str]:
-    """A translation of each sentence; an empty sentence has an empty one."""
+    skip_long: bool = False,
+) -> list[str | None]:
+    """A translation of each sentence; an empty one of an empty sentence, None of one too long."""
     rows = [row for row in range(len(source)) if source[row]]
-    made = [""] * len(source)
+    made: list[str | None] = [""] * len(source)
     if not rows:
         return made
     marian = bool(getattr(translator.source, "supported_language_codes", None))
@@ -34,12 +35,14 @@ def translate(
         normalization=translator.about.normalization,
     )
     check = translator.check("source")
-    for row, side in zip(rows, sides, strict=True):
-        check(side, row, False)
+    fits = [check(side, row, skip_long) for row, side in zip(rows, sides, strict=True)]
+    for row, fit in zip(rows, fits, strict=True):
+        made[row] = "" if fit else None
     how: dict[str, Any] = {} if beams is None else {"num_beams": beams}
     if (first := _first(translator)) is not None:
         how["forced_bos_token_id"] = first
-    order = sorted(range(len(sides)), key=lambda at: len(sides[at].ids), reverse=True)
+    readable = [at for at in range(len(sides)) if fits[at]]
+    order = sorted(readable, key=lambda at: len(sides[at].ids), reverse=True)
     while order:
         size = max(1, budget_of(translator.model, budget) // (2 * len(sides[order[0]].ids)))
         here, order = order[:size], order[size:]

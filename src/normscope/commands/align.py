@@ -223,6 +223,7 @@ def translate_align(
     prefix: Prefix = "",
     combine: Combine = None,
     soft: Soft = False,
+    skip_long: SkipLong = False,
     budget: Budget = None,
     device: Device = None,
     dtype: Dtype = None,
@@ -258,7 +259,8 @@ def translate_align(
             map=map, layer=layer, head=head, reading=reading,
             reverse_model=reverse_model, symmetrize=symmetrize, beams=beams,
             soft=soft, words=words, source_lang=source_lang, target_lang=target_lang,
-            prefix=prefix, combine=combine, budget=budget, device=device, dtype=dtype,
+            prefix=prefix, combine=combine, skip_long=skip_long, budget=budget,
+            device=device, dtype=dtype,
         )  # fmt: skip
     if translation is not None:
         with whole_file(str(translation)) as file:
@@ -340,13 +342,13 @@ def _tell(made: Alignments, output: Path | None) -> None:
     empty = sum(one.skipped == "empty" for one in made)
     long = sum(one.skipped == "too long" for one in made)
     dropped = sum(len(side) for one in made for side in one.dropped)
-    for count, what in (
-        (empty, "pairs with an empty side have no links"),
-        (long, "pairs too long for the model have no links"),
-        (dropped, "words were dropped by the tokenizer and have no links"),
+    for count, thing, what in (
+        (empty, "pair", "with an empty side: no links"),
+        (long, "pair", "too long for the model: no links"),
+        (dropped, "word", "dropped by the tokenizer: no links"),
     ):
         if count:
-            print(f"normscope: {count} {what}", file=err)
+            print(f"normscope: {count} {thing}{'s' * (count > 1)} {what}", file=err)
     if output is not None:
         print(f"wrote {output}", file=err)
     print(made.signature, file=err)

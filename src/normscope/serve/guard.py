@@ -55,7 +55,9 @@ class Refusal(Exception):
 
     def response(self) -> JSONResponse:
         """As JSON."""
-        return JSONResponse({"error": self.message}, self.status, self.headers)
+        # It may quote the request, and JSON can hold half a surrogate pair, which UTF-8 cannot.
+        message = self.message.encode("utf-8", "backslashreplace").decode()
+        return JSONResponse({"error": message}, self.status, self.headers)
 
 
 def too_often(seconds: float) -> Refusal:

@@ -11,12 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from normscope.errors import InputError
 from normscope.serve.app import create_app
 from normscope.serve.jobs import Jobs
 from normscope.serve.settings import Settings
 
+HEAD_SECONDS = 10.0  # in which the head of a request has to come
 GRACE = 3  # seconds that answers in progress get when the server stops
 
 
@@ -53,6 +55,24 @@ def _listen(settings: Settings) -> socket.socket:
         ) from None
 
 
+class Impatient(H11Protocol):
+    """A connection that is closed if no request comes: silent ones would keep others out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(HEAD_SECONDS, self._watch, None)
+
+    def _watch(self, last: Any) -> None:
+        """Close it if it is idle and has been since the `last` request was seen."""
+        if self.transport.is_closing():
+            return
+        idle = self.cycle is None or self.cycle.response_complete
+        if idle and self.cycle is last:
+            self.transport.close()
+        else:
+            self.loop.call_later(HEAD_SECONDS, self._watch, self.cycle)
+
+
 class _Server(uvicorn.Server):
     """One that ends its jobs first, so that nobody is left waiting for an answer."""
 
@@ -76,6 +96,7 @@ async def _serve(settings: Settings, listening: socket.socket) -> None:
             access_log=False,
             server_header=False,
             proxy_headers=False,  # who asks is who connects, whatever a header says
+            http=Impatient,
             ws="none",
             lifespan="off",
             timeout_keep_alive=5,

@@ -57,7 +57,7 @@ class Settings:
                 f"--host {self.host} lets other machines reach the server; if that is wanted, say "
                 "so with --allow-remote, and whoever asks will need the token"
             )
-        if not self.local and self.token is None:
+        if self.allow_remote and self.token is None:
             object.__setattr__(self, "token", secrets.token_urlsafe(24))
 
     @property

@@ -112,7 +112,9 @@ def _part(
             if kind == "each":
                 one["heads"] = list(array.labels["head"])
         for map_name, array in owner.mixing_ratio.items():
-            if map_name not in mixing and array.axes == ("layer", "query"):
+            # A cross-attention without the residual takes all from the source: nothing to show.
+            shown = array.axes == ("layer", "query") and (array.values < 1 - 1e-6).any()
+            if map_name not in mixing and shown:
                 mixing[map_name] = slabs.add_plain(array)
     _add_means(name, maps, slabs)
     order = {known: place for place, known in enumerate(NAMES)}

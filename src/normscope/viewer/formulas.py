@@ -68,7 +68,7 @@ TOGETHER = {
         "block + norm",
         "The attention block and the norm after it",
         "‖γ ⊙ (z_{ij} − mean z_{ij}) / σ_{i}‖",
-        "What the feed-forward reads.",
+        "What the feed-forward reads. An RMS norm takes no mean off.",
     ),
     "atb_ff": About(
         "feed-forward",

@@ -98,7 +98,12 @@ function toCsv(app) {
   const pinned = state.view === "tokens" ? app.pinned() : null;
   const rows = pinned?.side === "query" ? [pinned.index] : widest.rows;
   const cols = pinned?.side === "key" ? [pinned.index] : widest.cols;
-  let text = line(["part", "layer", "head", "query", "query_token", "key", "key_token", ...fields.map((field) => field.name)]);
+  // A column that is not of the head that the rows name, or not on their scale, says so itself.
+  const names = fields.map((field) => {
+    if (field.signed) return field.share && state.scale !== "share" ? `${field.name} of shares` : field.name;
+    return field.label === fields[0].label ? field.name : `${field.name} (${field.label || "sum"})`;
+  });
+  let text = line(["part", "layer", "head", "query", "query_token", "key", "key_token", ...names]);
   for (const i of rows)
     for (const j of cols)
       text += line([state.part, state.layer, fields[0].label.replace("head ", "") || "sum", i, widest.queries[i].piece, j, widest.keys[j].piece,

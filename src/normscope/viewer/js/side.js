@@ -22,7 +22,7 @@ function contributors(app, box) {
     bar.style.width = `${(100 * Math.abs(vectors[main][at] ?? 0)) / largest}%`;
     const row = make("tr", {},
       make("td", { className: "ns-rank" }, String(rank + 1)),
-      make("th", { scope: "row", dir: "auto" }, make("bdi", {}, visible(list[at].text, 22)), bar), values);
+      make("th", { scope: "row" }, make("bdi", {}, visible(list[at].text, 22)), bar), values);
     return row;
   });
   const rest = order.slice(LISTED);
