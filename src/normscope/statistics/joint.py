@@ -20,8 +20,10 @@ Their sum over rms(U) · rms(V) is the bound that goes with every ρ.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -162,9 +164,12 @@ class _Place:
         within = leading.bitwise_and_((1 << ALPHA.within) - 1).add_(_UNIT).flatten().double()
         across = self.position[here].unsqueeze(2).expand(alpha.shape).flatten()
         size = cells[0] * cells[1]
-        fine = torch.bincount(alone.flatten(), minlength=shape[0] * shape[1])
-        both = torch.bincount(index, weights=within, minlength=size)
-        other = torch.bincount(index, weights=across, minlength=size)
+        both, other, fine = _in_turn(
+            partial(torch.bincount, index, weights=within, minlength=size),
+            partial(torch.bincount, index, weights=across, minlength=size),
+            partial(torch.bincount, alone.flatten(), minlength=shape[0] * shape[1]),
+            at_once=alpha.device.type == "cpu" and torch.get_num_threads() > 1,
+        )
         both = both.view(cells)[:, :-1].long()
         return {
             "n": both >> _BITS,
@@ -172,6 +177,15 @@ class _Place:
             "norm": other.view(cells)[:, :-1].long(),
             "fine": fine.view(shape)[:, :-1],
         }
+
+
+def _in_turn(*counts: Callable[[], Tensor], at_once: bool) -> list[Tensor]:
+    """Each count; torch counts with one thread, so on a CPU with more they run side by side."""
+    if not at_once:
+        return [count() for count in counts]
+    with ThreadPoolExecutor(len(counts) - 1) as others:
+        started = [others.submit(count) for count in counts[1:]]
+        return [counts[0](), *(one.result() for one in started)]
 
 
 def add_up(code: NDArray[np.int64], sums: Counts) -> dict[str, NDArray[np.int64]]:
