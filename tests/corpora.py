@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.testing import assert_allclose
 from tiny import TEXT, tokenizer
 
 from normscope.architectures import tiny_model
+from normscope.corpus import work
 from normscope.statistics import Settings, Table
 
 WORDS = [word for word in TEXT.split() if not word.startswith("##")][:50]
@@ -36,6 +42,24 @@ def sentences(count: int, *, seed: int = 0, longest: int = 14) -> list[str]:
 def text_file(path: Path, count: int, *, seed: int = 0) -> Path:
     path.write_text("".join(f"{one}\n" for one in sentences(count, seed=seed)))
     return path
+
+
+def mixed_corpus(home: Path) -> Path:
+    """A model and a corpus of 60 sequences and three bad rows."""
+    save_model(home / "model")
+    text_file(home / "a.txt", 40)
+    lines = [json.dumps({"text": a, "text_pair": b}) for a, b in pairwise(sentences(20, seed=1))]
+    lines[3:3] = ["{broken", '{"text": ""}']
+    (home / "b.jsonl").write_text("\n".join(lines) + '\n{"text": 1}\n')
+    return home
+
+
+@contextmanager
+def quick_measuring() -> Iterator[None]:
+    """For tests of a run, not of the statistics, whose numbers take time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work, "Measurer", QuickMeasurer)
+        yield
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -7,7 +7,6 @@ import importlib
 import json
 import pickle
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,7 @@ from corpora import (
     assert_same,
     columns,
     contents,
-    save_model,
-    sentences,
-    text_file,
+    mixed_corpus,
 )
 from numpy.testing import assert_allclose
 from tiny import tokenizer
@@ -38,15 +35,7 @@ from normscope.tokens import encode
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and a corpus of 60 sequences and three bad rows."""
-    home = tmp_path_factory.mktemp("corpus")
-    save_model(home / "model")
-    text_file(home / "a.txt", 40)
-    pairs = sentences(20, seed=1)
-    lines = [json.dumps({"text": a, "text_pair": b}) for a, b in pairwise(pairs)]
-    lines[3:3] = ["{broken", '{"text": ""}']
-    (home / "b.jsonl").write_text("\n".join(lines) + '\n{"text": 1}\n')
-    return home
+    return mixed_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def run(folder: Path, output: Path | None = None, **changes: Any) -> Any:

@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import SETTINGS, QuickMeasurer, Sums, contents, lasting, save_model, text_file
+from corpora import (
+    SETTINGS,
+    Sums,
+    contents,
+    lasting,
+    quick_measuring,
+    save_model,
+    text_file,
+)
 
 import normscope
-from normscope.corpus import work
 from normscope.corpus.checkpoint import Folder
 from normscope.errors import InputError
 
@@ -26,8 +33,7 @@ ROWS = 90
 
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "Measurer", QuickMeasurer)
+    with quick_measuring():
         yield
 
 

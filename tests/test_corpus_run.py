@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,10 @@ from corpora import (
     columns,
     contents,
     lasting,
+    mixed_corpus,
+    quick_measuring,
     save_model,
     sentences,
-    text_file,
 )
 from tiny import tokenizer
 
@@ -38,23 +38,13 @@ from normscope.statistics import Row, Settings, Table
 
 @pytest.fixture(autouse=True, scope="module")
 def quick() -> Iterator[None]:
-    """These tests are of the run, not of the statistics, whose numbers take time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "Measurer", QuickMeasurer)
+    with quick_measuring():
         yield
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and a corpus of 60 sequences and three bad rows."""
-    home = tmp_path_factory.mktemp("corpus")
-    save_model(home / "model")
-    text_file(home / "a.txt", 40)
-    pairs = sentences(20, seed=1)
-    lines = [json.dumps({"text": a, "text_pair": b}) for a, b in pairwise(pairs)]
-    lines[3:3] = ["{broken", '{"text": ""}']
-    (home / "b.jsonl").write_text("\n".join(lines) + '\n{"text": 1}\n')
-    return home
+    return mixed_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def run(folder: Path, output: Path | None = None, **changes: Any) -> Any:

@@ -20,6 +20,7 @@ from normscope.analysis import check_maps
 from normscope.commands.aer import aer
 from normscope.commands.align import align, translate_align
 from normscope.commands.corpus import corpus
+from normscope.commands.options import Debug, Device, Dtype, Revision
 from normscope.commands.reproduce import reproduce
 from normscope.commands.serve import serve
 from normscope.commands.view import view
@@ -89,8 +90,6 @@ def _print_version(wanted: bool) -> bool:
         raise typer.Exit
     return wanted
 
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 # Plain help: with rich's markup, the [CLS] of a help text would be taken for a style.
 app = typer.Typer(
@@ -182,20 +181,9 @@ def analyze(
             metavar="N", help="Keep this layer only, counted from 0. May be given several times."
         ),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps. Without it, cpu."),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE", help="float64, float32, bfloat16, float16. Without it, as stored."
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None,
-        typer.Option(metavar="REV", help="Commit, tag or branch of a model on the hub."),
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
     attention: Annotated[
         str,
         typer.Option(

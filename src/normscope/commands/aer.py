@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from normscope.commands.options import Debug
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from normscope.alignment.aer import Score
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Lengths = tuple[list[int] | None, list[int] | None]  # words of each sentence, by side
 
 

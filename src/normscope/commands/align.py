@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normscope.commands.aer import print_scores, score_file
+from normscope.commands.options import Debug, Device, Dtype
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from normscope.alignment.api import Alignments
 
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Source = Annotated[
     Path, typer.Option(metavar="FILE", help="The source text, UTF-8, one sentence a line.")
 ]
@@ -101,12 +101,6 @@ Budget = Annotated[
         help="Tokens that go through the model at once; they bound the memory. Without it, 4096 "
         "on a CPU and 32768 on a GPU.",
     ),
-]
-Device = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps. Without it, cpu.")
-]
-Dtype = Annotated[
-    str | None, typer.Option(metavar="DTYPE", help="float64, float32, bfloat16, float16.")
 ]
 Output = Annotated[
     Path | None,

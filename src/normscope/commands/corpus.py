@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from normscope.commands.options import Debug, Device, Dtype, Revision
 from normscope.errors import InputError
 
 DEFAULT = "dispersion,categories,frequency,mixing,preserve_mix"
@@ -145,20 +146,10 @@ def corpus(
             min=1, metavar="N", help="Models that Ray runs at once. Without it, one a GPU or CPU."
         ),
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1. Without it, cpu.")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE", help="float64, float32, bfloat16, float16. Without it, as stored."
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None,
-        typer.Option(metavar="REV", help="Commit, tag or branch of a model on the hub."),
-    ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
+    debug: Debug = False,
 ) -> None:
     """Measure a corpus: all statistics in one pass, which can be interrupted.
 

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from normscope.commands.corpus import sample_of
+from normscope.commands.options import Debug, Device, Dtype, Revision
 
 
 def reproduce(
@@ -66,19 +67,9 @@ def reproduce(
     seed: Annotated[
         int, typer.Option(metavar="N", help="Of the sample, of masking and of the bootstrap.")
     ] = 0,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1. Without it, cpu.")
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DTYPE", help="float64, float32, bfloat16, float16. Without it, as stored."
-        ),
-    ] = None,
-    revision: Annotated[
-        str | None,
-        typer.Option(metavar="REV", help="Commit, tag or branch of a model on the hub."),
-    ] = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    revision: Revision = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Forget what DIR holds and start anew.")
     ] = False,
@@ -104,7 +95,7 @@ def reproduce(
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="emnlp2020-nmt: updates instead of minutes.")
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Reproduce a paper: all its tables and figures about BERT, published beside measured.
 

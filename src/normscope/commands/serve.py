@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from normscope.commands.options import Debug, Device, Dtype
 from normscope.errors import MissingExtraError
 
 
@@ -52,13 +53,9 @@ def serve(
     rate: Annotated[
         int, typer.Option(metavar="N", help="Analyses a minute that one client may ask for.")
     ] = 120,
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps.")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="float64, float32, bfloat16, float16.")
-    ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    debug: Debug = False,
 ) -> None:
     """Serve a page on this machine: type a sentence, see its maps.
 

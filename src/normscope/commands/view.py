@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from normscope.commands.options import Debug
+
 
 def view(
     files: Annotated[
@@ -26,7 +28,7 @@ def view(
             help="Write the page to FILE (.html). Without it, the page opens in the browser.",
         ),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
     """Show a saved result as an interactive page.
 
