@@ -28,7 +28,7 @@ SNAPSHOT = Path(__file__).parent / "public_api.txt"
 
 # Each may import those before it, and none after it.
 ORDER = [
-    *("errors", "shapes", "halving"),
+    *("errors", "shapes", "walk", "halving"),
     *("tokens", "limits", "default_model", "models", "architectures", "layouts", "norms"),
     *("kernels", "capture", "decomposition"),
     *("arrays", "contributions", "signature"),

@@ -25,6 +25,7 @@ from normscope.labels import Known
 from normscope.reductions import Reductions
 from normscope.results import Results
 from normscope.signature import Signature
+from normscope.walk import modules
 
 LONG = 1024  # tokens beyond which attention weights are no longer kept as a whole
 _TEXTS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -116,9 +117,10 @@ class Runner:
     def _shape(self, inputs: Mapping[str, Any], collector: Collector) -> Any:
         """What a recorded batch must have in common with another; None: not to be recorded."""
         tensors = {k: v for k, v in inputs.items() if isinstance(v, Tensor)}
-        devices = {p.device for p in self.model.parameters()}
         unfit = self.options.reduce or any("_ff" in name for name in self.maps)
-        if unfit or len(devices) != 1 or next(iter(devices)).type != "cuda":
+        if unfit or any(not p.is_cuda for p in self.model.parameters()):
+            return None
+        if len({p.device for p in self.model.parameters()}) != 1:
             return None
         where = tuple(p.data_ptr() for p in self.model.parameters())  # graphs read at addresses
         facts = tuple((k, v.shape, v.dtype) for k, v in tensors.items())
@@ -185,7 +187,7 @@ def _accepted(forward: Callable[..., Any]) -> frozenset[str]:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside, every module's own mode again outside."""
-    training = [module for module in model.modules() if module.training]
+    training = [module for module in modules(model) if module.training]
     if training:
         model.eval()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import platform
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from normscope.models import identity
+from normscope.walk import tensors
 
 CONVENTIONS = "b_V:in-f;b_O:apart;norm:L2"
 _HASHES: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
@@ -66,8 +66,7 @@ def versions() -> dict[str, str]:
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:
     """Changes whenever a parameter is replaced or written to; costs no pass over the weights."""
-    tensors = itertools.chain(model.parameters(), model.buffers())
-    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors)
+    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors(model))
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -24,6 +24,7 @@ from normscope.capture.projection import Projection
 from normscope.capture.recorder import Capture, Recorder
 from normscope.capture.seam import eager, install, recording, why_not_fused
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.walk import named_modules
 
 __all__ = ["Capture", "Projection", "capture", "eager"]
 
@@ -91,7 +92,7 @@ def _keeper(kept: list[Capture]) -> Callable[[Capture], None]:
 def _refuse_opaque(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"capture() takes a transformers model, but was given {type(model)!r}")
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         compiled = (
             "_orig_mod" in module._modules
             or module._compiled_call_impl is not None

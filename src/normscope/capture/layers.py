@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from normscope.capture import Capture, capture
 from normscope.errors import UnsupportedModelError
 from normscope.layouts import LAYOUTS, Experts, Layout, layer_of, layout_of
+from normscope.walk import modules
 
 # Layouts by model, for as long as it has the same modules: reading them off takes a while.
 _FOUND: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Layout]]] = WeakKeyDictionary()
@@ -135,7 +136,7 @@ def capture_layers(
 
 def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
     """The layers of a model whose layout is known, by path: elements of its layer lists."""
-    structure = tuple(id(module) for module in model.modules()), id(LAYOUTS), len(LAYOUTS)
+    structure = tuple(map(id, modules(model))), id(LAYOUTS), len(LAYOUTS)
     known = _FOUND.get(model)
     if known is None or known[0] != structure:
         known = _FOUND[model] = (

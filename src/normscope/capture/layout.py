@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from normscope.capture.projection import is_linear
 from normscope.errors import UnsupportedModelError
+from normscope.walk import has, modules, named_modules
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"  # what transformers' modules call their AttentionInterface
 
@@ -32,7 +33,7 @@ class Layout:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.configs = configs_of(model)
-        named = dict(model.named_modules(remove_duplicate=False))
+        self.named = named = dict(named_modules(model))
         lists = frozenset(name for name, m in named.items() if isinstance(m, nn.ModuleList))
         self.places: dict[nn.Module, Place] = {}
         for name, module in named.items():
@@ -52,7 +53,7 @@ class Layout:
             m
             for m in self.attention
             if not uses_interface(type(m))
-            and not any(_is_attention(type(child)) for child in m.modules() if child is not m)
+            and not any(_is_attention(type(child)) for child in modules(m) if child is not m)
         ]
 
     def __getitem__(self, module: nn.Module) -> Place:
@@ -127,7 +128,7 @@ def _attention_of(cls: type) -> tuple[Any, Callable[..., tuple[Tensor, Tensor | 
 def configs_of(model: nn.Module) -> dict[int, Any]:
     """Every configuration that a module of the model may read, by its id."""
     found: dict[int, Any] = {}
-    todo: list[Any] = [m.config for m in model.modules() if hasattr(m, "config")]
+    todo: list[Any] = [m.config for m in modules(model) if has(m, "config")]
     while todo:
         config = todo.pop()
         if id(config) not in found and hasattr(config, "_attn_implementation_internal"):

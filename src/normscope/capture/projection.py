@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from normscope.errors import UnsupportedModelError
 from normscope.kernels.gram import wide_product
 from normscope.shapes import Float
+from normscope.walk import has
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,7 @@ def is_linear(module: nn.Module) -> bool:
     Covers torch's Linear, transformers' Conv1D and what adapters and quantisers put in their
     place; that the map is in fact linear is proved when its weight is read.
     """
-    sized = hasattr(module, "in_features") and hasattr(module, "out_features")
+    sized = has(module, "in_features") and has(module, "out_features")
     return sized or _is_conv1d(module)
 
 
@@ -91,7 +92,7 @@ def _own(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
     """The weight and bias that a module holds, if it holds them in a form that can be read."""
     weight: Any = getattr(module, "weight", None)
     bias: Any = getattr(module, "bias", None)
-    if type(weight) not in (Tensor, nn.Parameter) or not isinstance(bias, Tensor | None):
+    if type(weight) not in (Tensor, nn.Parameter) or not (bias is None or isinstance(bias, Tensor)):
         return None
     if not weight.is_floating_point() or weight.dim() != 2 or weight.device.type == "meta":
         return None

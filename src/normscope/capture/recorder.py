@@ -251,7 +251,7 @@ class Recorder:
         place = self.layout[pending.module]
         around = self.layout[module].name.rpartition(".")[0]
         if around and not f"{place.name}.".startswith(f"{around}."):
-            own = self.layout.model.get_submodule(around)._parameters
+            own = self.layout.named[around]._parameters
             if any(parameter is not None for parameter in own.values()):
                 raise self._more_than_a_projection(around)
         given, cross = self.inputs.pop(pending.module, (None, False))

@@ -125,9 +125,10 @@ def gram_matrices(
             if value.is_cuda:
                 mine = own[:, :, here, 0].transpose(1, 2).reshape(-1, 1, heads)
                 diagonal[:, here] = torch.bmm(mine, vectors.transpose(0, 1)).view(batch, size, -1)
-            for head in range(0 if value.is_cuda else heads):  # faster than so thin a product
-                mine = vectors[head].view(batch, size, -1)
-                diagonal[:, here].addcmul_(own[:, head, here], mine)
+            else:  # head by head: faster than so thin a product
+                sums, parts = diagonal[:, here], vectors.view(heads, batch, size, out)
+                for mine, part in zip(own[:, :, here].unbind(1), parts.unbind(0), strict=True):
+                    sums.addcmul_(mine, part)
         stacked = vectors.transpose(0, 1)  # (batch key) head out
         for steps, made in zip(((), *chain), matrices, strict=True):
             for step in steps:
