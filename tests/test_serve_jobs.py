@@ -185,12 +185,30 @@ def test_what_is_kept_is_bounded_by_number() -> None:
         for number in range(4):
             names.append(await submit(client, str(number)))
             await until_over(client, names[-1])
+            await client.get(f"/api/jobs/{names[-1]}/page")
             await client.get(f"/api/jobs/{names[0]}")  # the one in use stays
         codes = [(await client.get(f"/api/jobs/{name}")).status_code for name in names]
         assert codes == [200, 404, 404, 200]
         assert len(jobs._jobs) == 2
 
     in_app(test, kept=2)
+
+
+def test_a_result_that_nobody_has_had_waits_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: httpx.AsyncClient, jobs: Jobs) -> None:
+        names = [await submit(client, str(number)) for number in range(4)]
+        for name in names:
+            await until_over(client, name)
+        assert list(jobs._jobs) == names
+        await client.get(f"/api/jobs/{names[1]}/page")
+        await client.get(f"/api/jobs/{names[2]}/page")
+        assert len(jobs._jobs) == 4
+        monkeypatch.setattr("normscope.serve.jobs.UNREAD", -1.0)
+        # One at most is kept: the one used last.
+        assert (await client.get(f"/api/jobs/{names[0]}")).status_code == 404
+        assert list(jobs._jobs) == [names[2]]
+
+    in_app(test, kept=1)
 
 
 def test_what_is_kept_is_bounded_by_size_and_age() -> None:

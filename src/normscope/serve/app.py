@@ -157,6 +157,7 @@ class _Routes:
         job = self._job(request)
         if job.state != "done":
             raise Refusal(404, f"this job has no result: it is {job.state}")
+        job.read = True
         return job
 
     async def _json(self, request: Request) -> dict[str, Any]:

@@ -21,6 +21,7 @@ State = Literal["queued", "running", "done", "failed", "cancelled"]
 OVER: tuple[State, ...] = ("done", "failed", "cancelled")
 STOPPED = "the server is being stopped"
 GRACE = 0.5  # seconds a cancelled job may take to end by itself: shorter than loading models anew
+UNREAD = 60.0  # seconds for which a result that nobody has had yet does not count among the kept
 PAUSES = (0.0, 1.0, 5.0, 15.0)  # seconds before the worker is started again, failure by failure
 
 
@@ -44,6 +45,7 @@ class Job:
     error: str | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
+    read: bool = False  # whether its result has been had
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -301,12 +303,18 @@ class Jobs:
                 del self._jobs[job.id]
         finished = [job for job in self._jobs.values() if job.state in OVER]
         size = sum(job.size for job in finished)
+        counted = [job for job in finished if not self._waited_for(job)]
+        many = len(counted) - self.settings.kept
         for job in finished[:-1]:  # the last one is always there to be looked at
-            if len(finished) <= self.settings.kept and size <= self.settings.kept_bytes:
-                break
-            finished.remove(job)
-            size -= job.size
-            del self._jobs[job.id]
+            if size > self.settings.kept_bytes or (many > 0 and job in counted):
+                size, many = size - job.size, many - (job in counted)
+                del self._jobs[job.id]
+
+    def _waited_for(self, job: Job) -> bool:
+        """Whether a client that was told to come again later may still come for its result."""
+        assert job.ended is not None
+        fresh = time.monotonic() - job.ended <= UNREAD
+        return fresh and job.state == "done" and not job.read
 
     def _tell(self) -> None:
         """Wake all who wait for a change."""

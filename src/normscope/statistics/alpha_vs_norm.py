@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.kernels import Scratch
 from normscope.statistics.base import Settings, State, Table
 from normscope.statistics.batch import Batch, Layer
 from normscope.statistics.hashing import SCATTER, begin, fold, nonnegative
@@ -31,12 +32,19 @@ class AlphaVersusNorm:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.scratch = Scratch()
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         category = layer.on_device(layer.inputs.category)
         names = layer.inputs.vocabulary.names
         counted = count_pairs(
-            layer.alpha, layer.transformed_norm, category, layer.real, layer.admitted, len(names)
+            layer.alpha,
+            layer.transformed_norm,
+            category,
+            layer.real,
+            layer.admitted,
+            len(names),
+            self.scratch,
         )
         sample = self._sample(layer, category, len(names))
         made = {f"pairs_{name}": tensor for name, tensor in counted.items()}
@@ -49,9 +57,9 @@ class AlphaVersusNorm:
         if together is None:
             together = torch.ones_like(layer.real)[:, None, :, None] & layer.real[:, None, None]
         rows, heads, queries, keys = layer.alpha.shape
+        pairs = int(together.sum()) * heads * (rows // len(together))
         together = together.expand(rows, heads, queries, keys)
-        if layer.alpha.numel() > FEW and int(together.sum()) > FEW:
-            together = together[:0]
+        together = together[:0] if pairs > FEW else together
         b, h, i, j = together.nonzero(as_tuple=True)
         return {
             "category": category[b, j].to(torch.int32),

@@ -31,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normscope.kernels import Scratch
 from normscope.shapes import Bool, Float, Int
 
 Counts = Mapping[str, NDArray[np.int64]]
@@ -66,9 +67,12 @@ class Axis:
         """The leading bits of a number in the first fine bin; whole coarse bins come before it."""
         return ((127 + self.lowest) << self.FINE) - (1 << self.within)
 
-    def leading(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+    def leading(
+        self, values: Float[Tensor, "*shape"], out: Tensor | None = None
+    ) -> Int[Tensor, "*shape"]:
         """The fine bin of each number plus ``first``, int32."""
-        leading = values.float().contiguous().view(torch.int32) >> (23 - self.FINE)
+        bits = values.float().contiguous().view(torch.int32)
+        leading = torch.bitwise_right_shift(bits, 23 - self.FINE, out=out)
         return leading.clamp_(self.first, self.first + self.fine - 1)
 
     def bins(self, values: Float[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
@@ -90,8 +94,9 @@ def count_pairs(
     real: Bool[Tensor, "row key"],
     admitted: Bool[Tensor, "some one query key"] | None,
     categories: int,
+    scratch: Scratch | None = None,
 ) -> dict[str, Tensor]:
-    """The sketch of some pairs: codes of what occurs, with counts and sums."""
+    """The sketch of some pairs: codes of what occurs, maybe in several parts, counts and sums."""
     fine = NORM.bins(norm)  # row head key
     coarse, position = fine >> NORM.within, fine & ((1 << NORM.within) - 1)
     seen = coarse[real.unsqueeze(1).expand_as(coarse)]
@@ -102,17 +107,21 @@ def count_pairs(
     column = torch.where(real[:, None], of * width + coarse - first, categories * width)
     least = alpha.amin(dim=(1, 2)).masked_fill(~real, 2).amin()  # of padding it is 0
     low = int(ALPHA.bins(least)) >> ALPHA.within
-    place = _Place(column, position.double(), of, low, categories * width + 1, categories)
+    scratch = Scratch() if scratch is None else scratch
+    rows = categories * width + 1
+    place = _Place(column, position.double(), of, low, rows, categories, scratch)
     step = max(1, MOST // alpha[0].numel())
-    found: dict[str, Tensor] = {}
+    found: list[dict[str, Tensor]] = []
+    marginal: Tensor | None = None
     for start in range(0, len(alpha), step):
         here = slice(start, start + step)
         apart = None if admitted is None else ~(admitted[here] if len(admitted) > 1 else admitted)
-        for name, counts in place.count(alpha[here], here, apart).items():
-            found[name] = found[name].add_(counts) if name in found else counts
-    code = found["n"][:-1].nonzero()
-    c, b, a = code[:, 0] // width, code[:, 0] % width + first, code[:, 1] + low
-    marginal = found["fine"][:-1].flatten()
+        cells, alone = place.count(alpha[here], here, apart)
+        found.append(cells)
+        marginal = alone if marginal is None else marginal.add_(alone)
+    assert marginal is not None
+    cell = {name: torch.cat([cells[name] for cells in found]) for name in found[0]}
+    c, b, a = cell["row"] // width, cell["row"] % width + first, cell["column"] + low
     times = real[:, None, :] & real[:, :, None] if admitted is None else admitted[:, 0]
     queries = times.sum(dim=1).unsqueeze(1).expand(norm.shape)  # of each key
     by_norm = torch.bincount(
@@ -123,9 +132,7 @@ def count_pairs(
     alphas, norms = (m.nonzero().squeeze(1) for m in (marginal, by_norm))
     return {
         "code": (c * ALPHA.coarse + a) * NORM.coarse + b,
-        "n": found["n"][code[:, 0], code[:, 1]],
-        "alpha": found["alpha"][code[:, 0], code[:, 1]],
-        "norm": found["norm"][code[:, 0], code[:, 1]],
+        **{name: cell[name] for name in ("n", "alpha", "norm")},
         "alpha_code": alphas,
         "alpha_n": marginal[alphas],
         "norm_code": norms,
@@ -143,40 +150,48 @@ class _Place:
     low: int  # the first coarse bin of α that occurs
     rows: int
     categories: int
+    scratch: Scratch
 
     def count(
         self,
         alpha: Float[Tensor, "some head query key"],
         here: slice,
         apart: Bool[Tensor, "rows one query key"] | None,
-    ) -> dict[str, Tensor]:
-        """Counts and sums of some rows' pairs, in full arrays; masked pairs are in none."""
-        leading = ALPHA.leading(alpha)
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Counts and sums of the cells in which some rows' pairs are, and counts of fine bins of α.
+
+        Masked pairs are in neither. Most cells are empty: only the others are looked at again.
+        """
+        take = partial(self.scratch.take, shape=alpha.shape, like=alpha)
+        leading = ALPHA.leading(alpha, take("leading", dtype=torch.int32))
         if apart is not None:  # into one more bin, which is cut off again
             leading.masked_fill_(apart, ALPHA.first + ALPHA.fine)
         shape = self.categories + 1, ALPHA.fine + 1
         cells = self.rows, ALPHA.coarse + 1 - self.low
-        alone = leading + (self.of[here, :, None] * shape[1] - ALPHA.first)
-        index = leading >> ALPHA.within
+        before = self.of[here, :, None] * shape[1] - ALPHA.first
+        alone = torch.add(leading, before, out=take("alone", dtype=torch.int32)).flatten()
+        index = take("index", dtype=torch.int32)
+        torch.bitwise_right_shift(leading, ALPHA.within, out=index)
         lowest = (ALPHA.first >> ALPHA.within) + self.low
         index = index.clamp_min_(lowest) if self.low else index  # of padding alone
         index = index.add_((self.column[here] * cells[1] - lowest).unsqueeze(2)).flatten()
-        within = leading.bitwise_and_((1 << ALPHA.within) - 1).add_(_UNIT).flatten().double()
-        across = self.position[here].unsqueeze(2).expand(alpha.shape).flatten()
+        leading.bitwise_and_((1 << ALPHA.within) - 1).add_(_UNIT)
+        within = take("within").copy_(leading).flatten()
+        across = take("across").copy_(self.position[here].unsqueeze(2)).flatten()
         size = cells[0] * cells[1]
         both, other, fine = _in_turn(
             partial(torch.bincount, index, weights=within, minlength=size),
             partial(torch.bincount, index, weights=across, minlength=size),
-            partial(torch.bincount, alone.flatten(), minlength=shape[0] * shape[1]),
+            partial(torch.bincount, alone, minlength=shape[0] * shape[1]),
             at_once=alpha.device.type == "cpu" and torch.get_num_threads() > 1,
         )
-        both = both.view(cells)[:, :-1].long()
-        return {
-            "n": both >> _BITS,
-            "alpha": both & (_UNIT - 1),
-            "norm": other.view(cells)[:, :-1].long(),
-            "fine": fine.view(shape)[:, :-1],
-        }
+        code = both.nonzero().squeeze(1)
+        row, column = code // cells[1], code % cells[1]
+        kept = ((row < cells[0] - 1) & (column < cells[1] - 1)).nonzero().squeeze(1)
+        code, row, column = code[kept], row[kept], column[kept]
+        packed = both[code].long()
+        told = {"row": row, "column": column, "n": packed >> _BITS, "alpha": packed & (_UNIT - 1)}
+        return told | {"norm": other[code].long()}, fine.view(shape)[:-1, :-1].flatten()
 
 
 def _in_turn(*counts: Callable[[], Tensor], at_once: bool) -> list[Tensor]:
