@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -146,7 +148,7 @@ def batch_of(
         ids, keys = _padded([side.ids for side in sides], padding)
         inputs |= {"input_ids": ids, "attention_mask": keys}
         sources = [side.words for side in sides]
-        to_source = _to_source(sides, ids.shape[1], max(sources)).to(device)
+        to_source = _to_source(sides, ids.shape[1], max(sources), device)
     else:
         features = [pair.source for pair in some if isinstance(pair.source, Tensor)]
         inputs["input_features"] = torch.stack(features).to(parameter_of(model).dtype)
@@ -158,7 +160,7 @@ def batch_of(
         None if keys is None else keys.bool().to(device),
         to_source,
         {
-            reading: _to_target(targets, read.shape[1], reading == "awi").to(device)
+            reading: _to_target(targets, read.shape[1], reading == "awi", device)
             for reading in readings
         },
         sources,
@@ -175,37 +177,42 @@ def _tokens(source: Side | Tensor) -> int:
     return len(source.ids) if isinstance(source, Side) else int(source.shape[-1]) // 2
 
 
+def _flat(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
+    """All numbers, and the row and the place in it of each."""
+    lengths = np.array([len(row) for row in rows])
+    values = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    row = np.repeat(np.arange(len(rows)), lengths)
+    place = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    return torch.from_numpy(values), torch.from_numpy(row), torch.from_numpy(place)
+
+
 def _padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor]:
     """Ids and their mask, padded on the right."""
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    ids = torch.full(mask.shape, filler)
-    ids[mask] = torch.tensor([one for row in rows for one in row])
-    return ids, mask.long()
+    values, row, place = _flat(rows)
+    ids = torch.full((len(rows), int(place.max()) + 1), filler)
+    mask = torch.zeros_like(ids)
+    ids[row, place], mask[row, place] = values, 1
+    return ids, mask
 
 
-def _to_source(sides: Sequence[Side], keys: int, words: int) -> Float[Tensor, "batch key source"]:
+def _to_source(
+    sides: Sequence[Side], keys: int, words: int, device: torch.device
+) -> Float[Tensor, "batch key source"]:
     """1 where a piece belongs to a word; the last word is the frame."""
-    made = torch.zeros(len(sides), keys, words + 1, dtype=torch.float64)
-    row = torch.tensor([b for b, side in enumerate(sides) for _ in side.ids])
-    piece = torch.tensor([k for side in sides for k in range(len(side.ids))])
-    word = torch.tensor([words if w == FRAME else w for side in sides for w in side.word_of])
-    made[row, piece, word] = 1
+    made = torch.zeros(len(sides), keys, words + 1, dtype=torch.float64, device=device)
+    word, row, piece = _flat([side.word_of for side in sides])
+    word = torch.where(word == FRAME, words, word)
+    made[row.to(device), piece.to(device), word.to(device)] = 1
     return made
 
 
 def _to_target(
-    sides: Sequence[Side], queries: int, shifted: bool
+    sides: Sequence[Side], queries: int, shifted: bool, device: torch.device
 ) -> Float[Tensor, "batch target query"]:
     """1/pieces at the steps of a word's pieces: those that write them, or those that read them."""
-    made = torch.zeros(len(sides), max(side.words for side in sides), queries, dtype=torch.float64)
-    places = [
-        (b, word, step + shifted)
-        for b, side in enumerate(sides)
-        for step, word in enumerate(side.word_of)
-        if word != FRAME
-    ]
-    if places:
-        row, word, step = torch.tensor(places).T
-        made[row, word, step] = 1
+    shape = len(sides), max(side.words for side in sides), queries
+    made = torch.zeros(shape, dtype=torch.float64, device=device)
+    word, row, step = _flat([side.word_of for side in sides])
+    real = word != FRAME
+    made[row[real].to(device), word[real].to(device), (step + shifted)[real].to(device)] = 1
     return made / made.sum(dim=2, keepdim=True).clamp_min(1)
