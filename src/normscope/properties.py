@@ -30,6 +30,7 @@ from normscope.labels import Labels
 from normscope.layouts import layer_of, layout_of, part
 from normscope.limits import check_fits, max_length_of
 from normscope.norms import read_norm
+from normscope.runner import evaluating
 from normscope.shapes import Float
 from normscope.testing import random_inputs
 from normscope.tokens import encode, pad
@@ -278,14 +279,8 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], read: Callable[[Capture], 
 
     device = next(model.parameters()).device
     inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        with torch.no_grad(), capture(model, first_step):
-            model(**inputs)
-    finally:
-        for module in training:
-            module.training = True
+    with evaluating(model), torch.no_grad(), capture(model, first_step):
+        model(**inputs)
 
 
 def _value_projection(
