@@ -225,15 +225,13 @@ def figures(results: dict[str, Any], folder: Path) -> list[Path]:
         for axis, reading in zip(axes, READINGS, strict=True):
             for map_name, colour in colours.items():
                 mine = numbers[map_name][reading]["by_layer"]
-                theirs = RELEASED[reading][map_name]
                 axis.plot(range(1, len(mine) + 1), mine, "o-", color=colour, label=map_name)
+                theirs = RELEASED[reading][map_name]
+                if numbers["training"]["recipe"] == "paper":  # whose curve has one reading
+                    theirs = PAPER["aer_by_layer"][map_name] if reading == "awi" else []
+                label = f"{map_name}, published"
                 axis.plot(
-                    range(1, 7),
-                    theirs,
-                    "s:",
-                    color=colour,
-                    alpha=0.5,
-                    label=f"{map_name}, published",
+                    range(1, len(theirs) + 1), theirs, "s:", color=colour, alpha=0.5, label=label
                 )
             axis.set(title=f"{name}, {reading.upper()}", xlabel="decoder layer", ylabel="AER, %")
         axes[0].legend(fontsize="small")
