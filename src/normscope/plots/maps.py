@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.arrays import LabelledArray
+from normscope.arrays import LabelledArray, printable
 from normscope.contributions import Contributions
 from normscope.errors import InputError
 from normscope.plots.style import figure, panels, short
-from normscope.report import printable, row_shares
+from normscope.report import row_shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
