@@ -21,7 +21,7 @@ DEFAULT = "dispersion,categories,frequency,mixing,preserve_mix"
 def corpus(
     more: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="More files: --data *.txt is understood."),
+        typer.Argument(metavar="FILE", help="More files: --data *.txt is understood."),
     ] = None,
     data: Annotated[
         list[Path] | None,
@@ -164,7 +164,7 @@ def corpus(
     revision: Revision = None,
     debug: Debug = False,
 ) -> None:
-    """Measure a corpus: all statistics in one pass, which can be interrupted.
+    """Measure a corpus in one pass that can be interrupted.
 
     Every sequence goes through the model once (twice where masked text is wanted as well), and
     only small states are kept: memory does not grow with the corpus. With --output the standing
