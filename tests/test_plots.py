@@ -188,3 +188,18 @@ def test_pyplot_is_left_alone(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "one.png")], check=True)
     assert (tmp_path / "one.png").stat().st_size > 0
+
+
+def test_plots_come_with_the_package_when_they_are_asked_for() -> None:
+    code = (
+        "import sys, normscope\n"
+        "assert 'normscope.plots' not in sys.modules\n"
+        "print(normscope.plots.compare.__name__, normscope.testing.check_architecture.__name__)\n"
+        "try:\n"
+        "    normscope.plotz\n"
+        "except AttributeError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = "compare check_architecture\nmodule 'normscope' has no attribute 'plotz'\n"
+    assert done.stdout == told
