@@ -232,7 +232,7 @@ def test_categories_on_the_command_line_are_those_of_python(folder: Path, tmp_pa
         *given, "--output", str(tmp_path / "out"),
     )  # fmt: skip
     assert done.exit_code == 0, done.output
-    own = {"marks": [".", ","], "c": re.compile("c.*"), "the": ["the"]}
+    own: dict[str, Any] = {"marks": [".", ","], "c": re.compile("c.*"), "the": ["the"]}
     settings = Settings(categories=own, masking=0.0, replicates=0)
     wanted = normscope.corpus(
         folder / "model", [folder / "a.txt"], ["categories", "mixing"], settings=settings
