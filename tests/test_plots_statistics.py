@@ -280,6 +280,7 @@ def test_heads_draw_layers_down_and_heads_across_on_one_scale_a_row() -> None:
     saved(axes)
     one = plots.heads(table, "alpha", ["others"])
     assert one.shape == (1,)
+    assert one[0].get_title() == "others: weight α"
     mine = Figure().subplots(1, 3)
     assert plots.heads(table, "alpha", axes=mine).tolist() == mine.tolist()
 

@@ -59,7 +59,10 @@ def heads(
         for ax, group in zip(row, groups, strict=True):
             rows = slice(None) if group is None else data["category"] == group
             values = _grid(data["layer"][rows], data["head"][rows], data[measure][rows])
-            images.append(_head_map(ax, values, layer, head, measure, group))
+            # Of one category, the panels differ in what they measure.
+            title = [] if group is None else [printable(str(group))]
+            title += [short(measure)] if len(groups) == 1 else []
+            images.append(_head_map(ax, values, layer, head, ": ".join(title)))
         top = np.nanmax([image.get_array().max() for image in images])
         for image in images:
             image.set_clim(0, top if top > 0 else 1)
@@ -79,9 +82,7 @@ def _grid(layer: NDArray[Any], head: NDArray[Any], values: NDArray[Any]) -> NDAr
     return grid
 
 
-def _head_map(
-    ax: Axes, values: NDArray[Any], layer: list[Any], head: list[Any], measure: str, group: Any
-) -> Any:
+def _head_map(ax: Axes, values: NDArray[Any], layer: list[Any], head: list[Any], title: str) -> Any:
     image = ax.imshow(
         np.ma.masked_invalid(values), cmap=COLOUR_MAP, interpolation="nearest", origin="upper"
     )
@@ -92,7 +93,6 @@ def _head_map(
     ax.set_ylabel("layer")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    title = short(measure) if group is None else printable(str(group))
     ax.set_title("", fontsize=10).update(plain(title))
     return image
 
