@@ -12,14 +12,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, told apart with any colour vision; markers for print without colour.
+# Okabe and Ito's colours, told apart with any colour vision, but for their yellow, which is too
+# pale for a line; markers for print without colour.
 STYLES = {
     "forward": ("#000000", "o"),
     "eager": ("#E69F00", "s"),
     "2020": ("#0072B2", "^"),
     "2021": ("#56B4E9", "v"),
     "2024": ("#009E73", "D"),
-    "reduce": ("#F0E442", "*"),
+    "reduce": ("#7F7F7F", "*"),
     "dense float64": ("#D55E00", "X"),
     "dense float32": ("#CC79A7", "P"),
 }

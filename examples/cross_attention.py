@@ -29,8 +29,9 @@ inputs = {"input_ids": source, "decoder_input_ids": source.flip(1)}
 [result] = normscope.analyze_inputs(model, inputs, maps=["attn_n", "attn_res_n"])
 
 figure = Figure(figsize=(8, 3.8), layout="compressed")
+axes = figure.subplots(1, 2, width_ratios=(9, 10))  # as many keys: cells of one size
 titles = {"attn_n": "what the source gives", "attn_res_n": "beside the decoder's own state"}
-for ax, (name, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+for ax, (name, title) in zip(axes, titles.items(), strict=True):
     heatmap(result.cross[name], layer=0, ax=ax)
     ax.set(title=title, xlabel="key: id in the source", ylabel="query: id read by the decoder")
 figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "cross_attention.png", dpi=100)

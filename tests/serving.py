@@ -135,7 +135,7 @@ def server(*arguments: str, **environment: str) -> Iterator[Server]:
         if process.poll() is None:  # a test may have ended it itself
             workers = psutil.Process(process.pid).children()
             process.send_signal(signal.SIGTERM)
-            log.append(process.communicate(timeout=20)[1])
+            log.append(process.communicate(timeout=60)[1])
             assert process.returncode == 0, log
             assert log[-1].endswith("normscope: stopped\n")
             assert "Traceback" not in log[-1]

@@ -52,6 +52,7 @@ def test_it_aligns_a_dozen_sentences() -> None:
     assert found.ranking == []  # nothing was guessed from twelve sentences
     assert 1 - Fraction(hits, made + sure) == Fraction(5, 188)  # AER 2.7: docs/alignment.md
     assert found.error < 1e-5
+    assert found.signature.startswith("model:normscope-de-en|revision:none|weights:sha256=132d0541")
 
 
 def test_more_text_is_looked_at_itself() -> None:

@@ -133,6 +133,13 @@ def test_repr_names_axes_dtype_and_tokens_once() -> None:
     assert repr(long).endswith("key: a b c d e f g h i j k l … (16)")
 
 
+def test_repr_writes_out_what_a_terminal_would_obey() -> None:
+    strings = ("a\nb", "\x1b[31m", "\u202e", "é")
+    tokens = Tokens(strings, None, (False,) * 4, strings, None, None)
+    shown = repr(LabelledArray(np.zeros(4), ("key",), {"key": tokens}))
+    assert shown.endswith(r"key: a\nb \x1b[31m \u202e é")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -280,6 +280,42 @@ def test_safetensors_keeps_everything(bart: str, tmp_path: Path) -> None:
     assert normscope.load(file) == normscope.analyze(bart, text=CAT, target="the dog ran")
 
 
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.png", b"\x89PNG"), ("b.SVG", b"<?xml"), ("c.pdf", b"%PDF")]
+)
+def test_a_picture_of_the_layer_that_tells_most(
+    bert: str, tmp_path: Path, name: str, begins: bytes
+) -> None:
+    result = normscope.analyze(bert, text=CAT)
+    shares = [report.row_shares(result[one]) for one in ("attn_w", "attn_n")]
+    most = int(report.difference(*shares).argmax())
+    done = succeed("analyze", "--model", bert, "--text", CAT, "--output", str(tmp_path / name))
+    assert done.stderr.startswith(f"normscope: drawn is layer {most}\nwrote {tmp_path / name}\n")
+    assert (tmp_path / name).read_bytes().startswith(begins)
+
+
+def test_what_a_picture_shows(
+    bert: str, bart: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        Figure, "savefig", lambda self, *_, **__: seen.append([a.get_title() for a in self.axes])
+    )
+    file = ["--text", CAT, "--output", str(tmp_path / "a.png")]
+    succeed("analyze", "--model", bert, *file, "--layer", "1", "--maps", "attn_n")
+    assert seen.pop()[0].endswith("(heads summed), layer 1")
+    four = "attn_w,attn_n,attn_res_w,attn_res_n"
+    done = succeed("analyze", "--model", bert, *file, "--maps", four, "--layer", "2")
+    assert "drawn is layer 2" in done.stderr
+    assert seen.pop()[:4] == ["weight α", "norm ‖αf(x)‖", "weight, residual", "norm, residual"]
+    done = succeed("analyze", "--model", bart, *file, "--target", CAT, "--maps", "attn_n")
+    assert "drawn is layer 2" in done.stderr  # the last of the cross-attention's three
+    assert fail("analyze", "--model", bert, *file, "--heads", "each").startswith("a picture shows")
+    assert fail("analyze", "--model", bert, *file, "--reduce", "argmax").endswith("standard output")
+
+
 def test_options_reach_the_analysis(bert: str) -> None:
     arguments = ("analyze", "--model", bert, "--text", "the cat " * 40, "--truncate", "-o", "-")
     plain = json.loads(succeed(*arguments, "--dtype", "float32", "--device", "cpu").stdout)
@@ -366,7 +402,7 @@ def test_a_part_without_the_layer_is_left_out_and_named(bart: str) -> None:
         (["--text", CAT, "--revision", "main"], "a folder has no revision 'main'"),
         (
             ["--text", CAT, "--output", "out.txt"],
-            "'out.txt'.*.csv, .safetensors, .html, or be -",
+            "'out.txt'.*.csv, .safetensors, .html, .png, .svg, .pdf, or be -",
         ),
         (["--text", CAT, "--output", "nowhere/out.csv"], "there is no folder '.*nowhere'"),
         (["--text", CAT, "--frobnicate"], "No such option.*see normscope analyze --help"),
@@ -582,6 +618,12 @@ def test_help_explains_every_option() -> None:
     ):
         assert name in told
     assert max(map(len, told.splitlines())) <= 80
+
+
+def test_help_lists_every_command_whole() -> None:
+    told = succeed("--help").stdout.partition("Commands:")[2]
+    assert "..." not in told
+    assert all(line.endswith(".") for line in told.strip().splitlines())
 
 
 def test_version() -> None:

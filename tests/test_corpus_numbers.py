@@ -6,6 +6,7 @@ import csv
 import importlib
 import json
 import pickle
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from typer.testing import CliRunner
 import normscope
 from normscope import cli
 from normscope.architectures import tiny_model
+from normscope.corpus import work
 from normscope.models import load
-from normscope.statistics import Measurer, Row, Table, choose, merge
+from normscope.statistics import Measurer, Row, Settings, Table, choose, merge
 from normscope.tokens import encode
 
 
@@ -220,3 +222,64 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
         assert name in several.output
     assert command(*common, "--sample", "some").exit_code == 2
     assert command(*common, "--bad-rows", "drop").exit_code == 2
+
+
+def test_categories_on_the_command_line_are_those_of_python(folder: Path, tmp_path: Path) -> None:
+    given = ["--category", 'marks=.,","', "--category", "c=/c.*/", "--category", "the=the"]
+    common = ["--model", str(folder / "model"), "--data", str(folder / "a.txt")]
+    done = command(
+        *common, "--statistics", "categories,mixing", "--masking", "0", "--replicates", "0",
+        *given, "--output", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    own: dict[str, Any] = {"marks": [".", ","], "c": re.compile("c.*"), "the": ["the"]}
+    settings = Settings(categories=own, masking=0.0, replicates=0)
+    wanted = normscope.corpus(
+        folder / "model", [folder / "a.txt"], ["categories", "mixing"], settings=settings
+    )
+    for name, table in wanted.tables.items():
+        assert (tmp_path / "out" / "tables" / f"{name}.csv").read_text() == table.to_csv()
+    assert wanted["categories"].lists()["category"] == ["marks", "c", "the", "others"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["stop"], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
+        (["=the"], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
+        (["stop="], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
+        (["stop=the,,a"], "parted by one comma"),
+        (['stop=the,"'], "parted by one comma"),
+        (["c=/(/"], "is no regular expression"),
+        (["c=/zebra[0-9]/"], "no token of the tokenizer's vocabulary"),
+        (["stop=zebra"], "is not in the tokenizer's vocabulary"),
+        (["stop=the", "stop=a"], "was given twice"),
+        (["all=the"], "may not be called 'all'"),
+    ],
+)
+def test_categories_that_cannot_be(folder: Path, given: list[str], message: str) -> None:
+    options = [word for one in given for word in ("--category", one)]
+    done = command("--model", str(folder / "model"), "--data", str(folder / "a.txt"), *options)
+    assert done.exit_code == 2, done.output
+    assert message in done.output
+
+
+def test_ctrl_c_says_how_to_go_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    common = ["--model", str(folder / "model"), "--data", str(folder / "a.txt"), "--replicates=0"]
+    common += ["--masking=0", "--statistics=mixing"]
+    kept = [*common, "--output", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        patch.setattr(work.Worker, "run", pressed)
+        done, lost = command(*kept), command(*common)
+    assert (done.exit_code, lost.exit_code) == (130, 130)
+    where = f"normscope: the standing is kept in {tmp_path / 'out'}; the same command continues"
+    assert where in done.output
+    assert done.output.endswith("normscope: error: interrupted\n")
+    assert "nothing was kept; with --output DIR a run can be continued" in lost.output
+    again = command(*kept)
+    assert again.exit_code == 0, again.output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import subprocess
 import sys
 from dataclasses import replace
@@ -188,3 +189,36 @@ def test_pyplot_is_left_alone(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "one.png")], check=True)
     assert (tmp_path / "one.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("count", [2, 4, 12, 30])
+def test_titles_side_by_side_do_not_touch(count: int) -> None:
+    strings = tuple(f"t{i}" for i in range(count))
+    tokens = Tokens(strings, None, (False,) * count, strings, None, None)
+    both = {"query": tokens, "key": tokens}
+    maps = {
+        name: LabelledArray(np.ones((12, count, count)), ("layer", "query", "key"), both, name=name)
+        for name in ("attn_w", "attn_n", "attn_res_w")
+    }
+    axes = compare(Contributions(maps, None, tokens), 11, list(maps))
+    figure = axes[0].figure
+    figure.draw_without_rendering()
+    boxes = [ax.title.get_window_extent() for ax in axes]
+    assert boxes[0].x0 > 0
+    for left, right in itertools.pairwise(boxes):
+        assert left.x1 + 0.1 * figure.dpi < right.x0
+
+
+def test_plots_come_with_the_package_when_they_are_asked_for() -> None:
+    code = (
+        "import sys, normscope\n"
+        "assert 'normscope.plots' not in sys.modules\n"
+        "print(normscope.plots.compare.__name__, normscope.testing.check_architecture.__name__)\n"
+        "try:\n"
+        "    normscope.plotz\n"
+        "except AttributeError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = "compare check_architecture\nmodule 'normscope' has no attribute 'plotz'\n"
+    assert done.stdout == told

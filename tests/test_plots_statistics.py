@@ -280,6 +280,7 @@ def test_heads_draw_layers_down_and_heads_across_on_one_scale_a_row() -> None:
     saved(axes)
     one = plots.heads(table, "alpha", ["others"])
     assert one.shape == (1,)
+    assert one[0].get_title() == "others: weight α"
     mine = Figure().subplots(1, 3)
     assert plots.heads(table, "alpha", axes=mine).tolist() == mine.tolist()
 
@@ -304,9 +305,9 @@ def test_alpha_and_norm_scatter_by_category_with_their_correlation() -> None:
         "alpha": DRAWN.random(count),
         "transformed_norm": DRAWN.random(count) * np.repeat([1, 5, 20], count // 3),
     }
-    correlations = {"category": ["[CLS]"], "spearman": [-0.5]}
+    correlations = {"category": ["[CLS]", "$x_1$"], "spearman": [-0.5, -0.001]}
     axes = plots.alpha_and_norm(table, correlations=correlations)
-    assert [ax.get_title() for ax in axes] == ["[CLS]   ρ = -0.50", "$x_1$", "others"]
+    assert [ax.get_title() for ax in axes] == ["[CLS]   ρ = −0.50", "$x_1$   ρ = 0.00", "others"]
     for ax, group in zip(axes, GROUPS, strict=True):
         (points,) = ax.collections
         rows = table["category"] == group
@@ -439,11 +440,13 @@ def test_the_real_statistics_can_be_drawn() -> None:
             tables[name if name.startswith(one.name) else f"{one.name}_{name}"] = table
     figures = plots.statistics_figures(tables)
     assert len(figures) == 11
-    ratios = figures["mixing_layers"].axes[0]
-    assert len(ratios.get_lines()) == 5
     found = tables["mixing_layers"].columns
-    rows_of = (found["category"] == "all") & (found["analysis"] == "attn_n")
-    assert_array_equal(lines(ratios)["norm ‖αf(x)‖"].get_ydata(), found["mean"][rows_of])
+    panels = {ax.get_title(): ax for ax in figures["mixing_layers"].axes}
+    assert list(panels) == ["normal", "<s>", "</s>", "all"]
+    for category, ratios in panels.items():
+        assert len(ratios.get_lines()) == 5
+        rows_of = (found["category"] == category) & (found["analysis"] == "attn_n")
+        assert_array_equal(lines(ratios)["norm ‖αf(x)‖"].get_ydata(), found["mean"][rows_of])
 
 
 # ---- what all have in common

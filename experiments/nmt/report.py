@@ -204,6 +204,13 @@ def all_tables(results: dict[str, Any]) -> dict[str, tuple[str, list[str], list[
     return made
 
 
+def ink(colour: Sequence[float]) -> str:
+    """Black or white: what has more contrast on a colour (red, green, blue from 0 to 1)."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
+    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else "white"
+
+
 def figures(results: dict[str, Any], folder: Path) -> list[Path]:
     """AER by layer, AER and norm by head, and the loss of each model."""
     import matplotlib
@@ -234,7 +241,8 @@ def figures(results: dict[str, Any], folder: Path) -> list[Path]:
                     range(1, len(theirs) + 1), theirs, "s:", color=colour, alpha=0.5, label=label
                 )
             axis.set(title=f"{name}, {reading.upper()}", xlabel="decoder layer", ylabel="AER, %")
-        axes[0].legend(fontsize="small")
+        handles, labels = axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
         keep(figure, f"layers-{name}")
 
         rows = [
@@ -254,8 +262,7 @@ def figures(results: dict[str, Any], folder: Path) -> list[Path]:
             for n, line in enumerate(grid):
                 for h, value in enumerate(line):
                     text = f"{value:.1f}" if key == "aer" else f"{value:.2f}"
-                    bright = sum(image.cmap(image.norm(value))[:3]) > 1.5
-                    colour = "black" if bright else "white"
+                    colour = ink(image.cmap(image.norm(value)))
                     axis.text(h, n, text, ha="center", va="center", color=colour, fontsize=8)
             axis.set_xticks(range(heads), [str(h + 1) for h in range(heads)])
             axis.set_yticks(range(layers), [str(n + 1) for n in range(layers)])
@@ -274,7 +281,7 @@ def figures(results: dict[str, Any], folder: Path) -> list[Path]:
         axes[0].plot(
             [e["step"] for e in seen], [e["valid_loss"] for e in seen], "o-", label="validation"
         )
-        axes[0].set(xlabel="updates", ylabel="loss, nats a token", title=name)
+        axes[0].set(xlabel="updates", ylabel="loss, nats a token", title=f"{name}, loss")
         axes[0].legend()
         for key, colour in (("weights_awi", "tab:orange"), ("norms_awi", "tab:blue")):
             some = [e for e in seen if key in e]
@@ -283,9 +290,9 @@ def figures(results: dict[str, Any], folder: Path) -> list[Path]:
                 [min(e[key]) for e in some],
                 "o-",
                 color=colour,
-                label=key,
+                label=key.removesuffix("_awi"),
             )
-        axes[1].set(xlabel="updates", ylabel="AER of the best layer, %")
+        axes[1].set(xlabel="updates", ylabel="AER of the best layer, %", title=f"{name}, AER, AWI")
         axes[1].legend()
         keep(figure, f"training-{name}")
     return written

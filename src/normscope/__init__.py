@@ -66,4 +66,8 @@ def __getattr__(name: str) -> Any:
         from normscope.alignment import api
 
         return getattr(api, name)
+    if name in ("plots", "testing"):  # as `import normscope` is enough for people to type them
+        from importlib import import_module
+
+        return import_module(f"normscope.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -334,10 +334,17 @@ def merge_words(tokens: Tokens) -> tuple[list[list[int]], Tokens]:
     return list(groups.values()), merged
 
 
+def printable(string: str) -> str:
+    """A token on a terminal: what would move the cursor or change colours is written out."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in string
+    )
+
+
 def abridged(tokens: Tokens, limit: int = 12) -> str:
     """The first few tokens in one line."""
     more = f" … ({len(tokens)})" if len(tokens) > limit else ""
-    return " ".join(tokens.strings[:limit]) + more
+    return " ".join(map(printable, tokens.strings[:limit])) + more
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from normscope import export, report
 from normscope.analysis import analyze as run_analysis
 from normscope.analysis import check_maps
+from normscope.commands import picture
 from normscope.commands.aer import aer
 from normscope.commands.align import align, translate_align
 from normscope.commands.corpus import corpus
@@ -120,8 +121,11 @@ def root(
     Examples:
       normscope demo
       normscope analyze --text "The cat sat on the mat."
-      normscope analyze --model gpt2 --text "The cat sat." --output cat.json
-      normscope families
+      normscope analyze --model gpt2 --text "The cat sat." --output cat.png
+      normscope analyze --model ./my-model --text "The cat sat." --output cat.html
+      normscope corpus --data wiki.txt --output wiki
+      normscope align --source text.de --target text.en
+      normscope serve
     """  # noqa: D301
 
 
@@ -217,8 +221,9 @@ def analyze(
             "--output",
             "-o",
             metavar="FILE",
-            help="Write the maps to FILE: .json, .csv, .safetensors, or .html for an interactive "
-            "page. - writes JSON to standard output. Without it, a table is printed.",
+            help="Write the maps to FILE: .json, .csv, .safetensors; .html for an interactive "
+            "page; .png, .svg or .pdf for a picture. - writes JSON to standard output. Without "
+            "it, a table is printed.",
         ),
     ] = None,
     debug: Debug = False,
@@ -237,6 +242,7 @@ def analyze(
       normscope analyze --text "The cat sat." --heads each --layer 2 --layer 4
       normscope analyze --text "The cat sat." --output cat.csv
       normscope analyze --text "The cat sat." --output cat.html
+      normscope analyze --model ./my-model --text "The cat sat." --output cat.png
       normscope analyze --text "The cat sat." --output - | jq .tokens
       normscope analyze --text "The cat sat." --reduce mixing_ratio,top3
       normscope analyze --model Helsinki-NLP/opus-mt-de-en \\
@@ -250,6 +256,8 @@ def analyze(
       .safetensors  everything, bit for bit: normscope.load(FILE) in Python
       .html         an interactive page. Without --maps and --heads: weights and
                     norms of every head, and all maps to the attention block's end
+      .png          the maps side by side, in the layer where weights and norms
+                    differ most, or in that of --layer; .svg and .pdf as well
 
     \b
     Exit status:
@@ -275,7 +283,9 @@ def analyze(
     if any(at < 0 for at in layers):
         raise InputError(f"layers are counted from 0; there is no layer {min(layers)}")
     if output is not None and not reductions:
-        export.check_output(output)
+        export.check_output(output, picture.SUFFIXES)
+    if picture.is_picture(output) and heads != "sum":
+        raise InputError("a picture shows the heads together: leave out --heads, or write .html")
     if rich:
         assert output is not None
         return _write_page(
@@ -313,7 +323,10 @@ def analyze(
 
         report.show(result, Console())
         return
-    export.write(result, output)
+    if picture.is_picture(output):
+        print(f"normscope: drawn is layer {picture.draw(result, output)}", file=sys.stderr)
+    else:
+        export.write(result, output)
     if output != export.STDOUT:
         print(f"wrote {output}\n{result.signature}", file=sys.stderr)
 
@@ -463,7 +476,7 @@ def bench(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Measure time and memory beside the model's own forward pass.
+    """Measure time and memory beside the plain forward pass.
 
     In one run, on the same weights and random ids: the plain forward pass, the eager one with
     its attention weights, normscope by group of maps, and the dense form, which builds every

@@ -48,10 +48,10 @@ def check_file(path: str | os.PathLike[str], suffixes: Sequence[str], also: str 
     return path
 
 
-def check_output(output: str) -> None:
-    """Refuse a name that `write` could not serve."""
+def check_output(output: str, more: Sequence[str] = ()) -> None:
+    """Refuse a name that neither `write` could serve nor one who writes `more` kinds of files."""
     if output != STDOUT:
-        check_file(output, SUFFIXES, also=", or be - for JSON on standard output")
+        check_file(output, (*SUFFIXES, *more), also=", or be - for JSON on standard output")
 
 
 def write(result: Contributions, output: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.arrays import LabelledArray
+from normscope.arrays import LabelledArray, printable
 from normscope.contributions import Contributions
 from normscope.tokens import Tokens
 
@@ -97,13 +97,6 @@ def token_label(position: int, string: str) -> Text:
     from rich.text import Text
 
     return Text.assemble((f"{position} ", "dim"), printable(string))
-
-
-def printable(string: str) -> str:
-    """A token on a terminal: what would move the cursor or change colours is written out."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in string
-    )
 
 
 def _show_maps(part: Contributions, console: Console) -> None:

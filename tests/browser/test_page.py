@@ -59,6 +59,35 @@ def check_row(page: Page, row: Any, names: Any) -> None:
         assert value_of(one[2]) == pytest.approx(float(row[at]), abs=tolerance + 2e-5)
 
 
+def test_of_two_maps_the_list_is_sorted_by_any_column(open_page: Open) -> None:
+    made = pages.results()
+    page = open_page(made, "#map=attn_w&vs=attn_n&layer=1&query=3")
+    weights, norms = (pages.shares(made[1][name].values)[1, 3] for name in ("attn_w", "attn_n"))
+    names = [row[1] for row in listed(page)]
+    by_place = dict(enumerate(made[1].tokens.texts))
+    for column, wanted, told in (
+        ("norms", norms, None),  # as it opens
+        ("weights", weights, "first"),
+        ("difference", norms - weights, "difference"),
+    ):
+        if told:
+            page.get_by_role("button", name=column, exact=True).click()
+        order = np.argsort(-np.abs(wanted), kind="stable")[:10]
+        assert [row[1] for row in listed(page)] == [by_place[at] for at in order]
+        expect(page.locator(".ns-list [aria-sort=descending]")).to_have_text(f"{column} ▾")
+        expect(page.get_by_role("button", name=column, exact=True).first).to_be_visible()
+        assert fragment(page).get("by") == told
+        widths: list[float] = page.eval_on_selector_all(
+            ".ns-list .ns-share", "bars => bars.map(bar => parseFloat(bar.style.width))"
+        )
+        assert widths == sorted(widths, reverse=True)  # the bars are of the column that sorts
+    assert page.evaluate("document.activeElement.textContent") == "difference ▾"  # focus stays
+    assert names != [row[1] for row in listed(page)]
+    choose(page, "Map", "norms")  # which is the one compared with: alone now, nothing to choose
+    expect(page.locator(".ns-sort")).to_have_count(0)
+    assert "by" not in fragment(page)
+
+
 def test_it_opens_with_weights_beside_norms_where_they_differ_most(open_page: Open) -> None:
     made = pages.results()
     page = open_page(made)

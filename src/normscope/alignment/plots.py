@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from normscope.alignment.api import Alignment
 from normscope.alignment.links import Links
+from normscope.arrays import printable
 from normscope.errors import InputError, MissingExtraError
 from normscope.plots import COLOURS
-from normscope.report import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,6 +27,7 @@ from normscope.runner import accepted_by
 
 Sentences = Sequence[Sequence[str]]
 EMBEDDED = Path(__file__).parent / "model"
+EMBEDDED_NAME = "normscope-de-en"  # in signatures: its folder's name says nothing
 
 
 def embedded_model_path() -> Path:
@@ -173,7 +174,8 @@ def translator(
     languages may be given for words alone.
     """
     named = model is None or isinstance(model, str) or hasattr(model, "__fspath__")
-    name = embedded_model_path() if model is None else model
+    embedded = model is None
+    name = embedded_model_path() if embedded else model
     if named:
         model, found = load(name, revision=revision, dtype=dtype, device=device)
         if dtype is None and model.device.type == "cpu" and parameter_of(model).dtype.itemsize < 4:
@@ -200,6 +202,8 @@ def translator(
             folder / told.target_tokenizer, trust_remote_code=False
         )
     target = source if target is None else target
+    if embedded:
+        model.config._name_or_path = EMBEDDED_NAME
     made = Translator(model, source, target, told, source_lang, target_lang, prefix)
     return _with_languages(made, named, moses)
 

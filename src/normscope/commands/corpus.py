@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import re
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +21,7 @@ DEFAULT = "dispersion,categories,frequency,mixing,preserve_mix"
 def corpus(
     more: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE]...", help="More files: --data *.txt is understood."),
+        typer.Argument(metavar="FILE", help="More files: --data *.txt is understood."),
     ] = None,
     data: Annotated[
         list[Path] | None,
@@ -106,6 +110,15 @@ def corpus(
             min=0.0, max=0.99, metavar="SHARE", help="Tokens masked for the mixing ratios."
         ),
     ] = 0.12,
+    category: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=TOKENS",
+            help="A category of tokens of your own, in place of the usual ones: NAME=TOKEN,TOKEN, "
+            "as the tokenizer writes them, or NAME=/REGEX/, which a whole token matches. May be "
+            "given several times; the first that names a token has it.",
+        ),
+    ] = None,
     ranks: Annotated[
         str,
         typer.Option(
@@ -151,7 +164,7 @@ def corpus(
     revision: Revision = None,
     debug: Debug = False,
 ) -> None:
-    """Measure a corpus: all statistics in one pass, which can be interrupted.
+    """Measure a corpus in one pass that can be interrupted.
 
     Every sequence goes through the model once (twice where masked text is wanted as well), and
     only small states are kept: memory does not grow with the corpus. With --output the standing
@@ -163,6 +176,7 @@ def corpus(
       normscope corpus --data wiki.txt
       normscope corpus --data wiki.txt --statistics dispersion,mixing --output wiki
       normscope corpus --data a.jsonl b.jsonl --sample 0.01 --seed 7 -o sample
+      normscope corpus --data wiki.txt --category "stop=the,a,of" --category "digits=/[0-9]+/"
       normscope corpus --data big.parquet --engine ray --address auto --device cuda -o big
 
     \b
@@ -181,21 +195,28 @@ def corpus(
     """  # noqa: D301
     from rich.console import Console
 
+    from normscope.arrays import printable
     from normscope.corpus.run import corpus as run
     from normscope.quiet import quiet as _quiet
-    from normscope.report import printable
     from normscope.statistics import Settings
 
+    settings = Settings(
+        categories=categories_of(category) if category else None,
+        ranks=ranks,
+        masking=masking,
+        seed=seed,
+        replicates=replicates,
+    )
     files = [*(data or ()), *(more or ())]
     if not files:
         raise InputError("no data was given: name the files, as in --data wiki.txt")
-    with _quiet():
+    with _quiet(), _continued(output):
         result = run(
             model,
             files,
             statistics,
             output=output,
-            settings=Settings(ranks=ranks, masking=masking, seed=seed, replicates=replicates),
+            settings=settings,
             limit=limit,
             sample=None if sample is None else sample_of(sample),
             max_length=max_length,
@@ -233,6 +254,64 @@ def corpus(
     )
     where = "" if output is None else f"wrote {output}\n"
     print(f"{where}{result.signature}", file=sys.stderr)
+
+
+@contextmanager
+def _continued(output: Path | None) -> Iterator[None]:
+    """Ctrl-C: say what became of the work."""
+    from normscope.corpus.checkpoint import FILE
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if output is None:
+            told = "nothing was kept; with --output DIR a run can be continued"
+        elif (output / FILE).is_file():
+            told = f"the standing is kept in {output}; the same command continues from there"
+        else:
+            told = "nothing was measured yet; the same command begins anew"
+        print(f"normscope: {told}", file=sys.stderr)
+        raise
+
+
+def categories_of(given: Sequence[str]) -> dict[str, list[str] | re.Pattern[str]]:
+    """Categories by name: TOKEN,TOKEN a list of tokens, /REGEX/ a regular expression."""
+    found: dict[str, list[str] | re.Pattern[str]] = {}
+    for one in given:
+        name, _, what = one.partition("=")
+        if not name or not what:
+            raise InputError(
+                "--category is NAME=TOKEN,TOKEN or NAME=/REGEX/, as in stop=the,a,of or "
+                f"digits=/[0-9]+/, but was given {one!r}"
+            )
+        if name in found:
+            raise InputError(
+                f"--category {name} was given twice; its tokens go together: {name}=TOKEN,TOKEN"
+            )
+        if len(what) > 2 and what[0] == what[-1] == "/":
+            try:
+                found[name] = re.compile(what[1:-1])
+            except re.error as problem:
+                raise InputError(
+                    f"--category {name}: {what!r} is no regular expression: {problem}"
+                ) from problem
+        else:
+            found[name] = tokens_of(what)
+    return found
+
+
+def tokens_of(listed: str) -> list[str]:
+    """Tokens parted by commas, as in a CSV file: `the,",",of` has a comma as its second."""
+    try:
+        (tokens,) = csv.reader([listed], strict=True)
+    except (csv.Error, ValueError):
+        tokens = []
+    if not tokens or not all(tokens):
+        raise InputError(
+            f"cannot read the tokens {listed!r}: they are parted by one comma each; a token with "
+            'a comma in it stands in quotes, as in .,","'
+        )
+    return tokens
 
 
 def sample_of(text: str) -> int | float:

@@ -97,20 +97,20 @@ def reproduce(
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Reproduce a paper: all its tables and figures about BERT, published beside measured.
+    """Reproduce a paper's tables and figures.
 
-    Every number comes with its convention, and every finding of the paper with whether the
-    numbers measured here agree with it. A report of another model or another text than the
-    paper's says so. With --output the same command again continues an interrupted run, and
-    prints the report of a finished one.
+    Published beside measured: every number with its convention, every finding of the paper with
+    whether the numbers measured here agree with it. A report of another model or another text
+    than the paper's says so. With --output the same command again continues an interrupted run,
+    and prints the report of a finished one.
 
     \b
     Examples:
       normscope reproduce emnlp2020-bert --data unlabeled_attn.pkl -o bert2020
       normscope reproduce emnlp2021 --data wiki.test.raw --model ./bert-base-uncased -o bert2021
       normscope reproduce iclr2024 --data wiki.test.raw --sample 60 -o bert2024
-      normscope reproduce emnlp2020-nmt --data europarl.de --data europarl.en \
-          --valid dev.de --valid dev.en --gold de --gold en --gold alignment.talp \
+      normscope reproduce emnlp2020-nmt --data europarl.de --data europarl.en \\
+          --valid dev.de --valid dev.en --gold de --gold en --gold alignment.talp \\
           --minutes 60 --device cuda -o nmt
 
     \b

@@ -57,7 +57,7 @@ def serve(
     dtype: Dtype = None,
     debug: Debug = False,
 ) -> None:
-    """Serve a page on this machine: type a sentence, see its maps.
+    """Serve a page: type a sentence, see its maps.
 
     The models are loaded once, into a process of their own, which does one analysis after the
     other; an analysis that takes too long or is cancelled is stopped. Only this machine can reach

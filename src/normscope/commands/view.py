@@ -14,7 +14,7 @@ def view(
     files: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...",
+            metavar="FILE",
             help="What analyze --output wrote: .safetensors. Several results of the same text "
             "are shown as one.",
         ),

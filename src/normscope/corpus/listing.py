@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normscope.report import printable
+from normscope.arrays import printable
 from normscope.statistics import Table
 
 SHOWN = 24  # rows of a table

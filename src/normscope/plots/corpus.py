@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.plots.lines import categories, change, mixing_ratio, preserved_and_mixed
-from normscope.plots.style import columns_of, labels
+from normscope.plots.lines import categories, change, mixing_by_category, preserved_and_mixed
+from normscope.plots.style import columns_of
 from normscope.plots.tables import alpha_and_norm, amplified, frequency, heads
 
 if TYPE_CHECKING:
@@ -50,11 +50,6 @@ def _scatter(table: Any, tables: Mapping[str, Any]) -> Any:
     return alpha_and_norm(table, correlations=tables.get("alpha_vs_norm_spearman"))
 
 
-def _mixing(table: Any, tables: Mapping[str, Any]) -> Any:
-    there = labels(columns_of(table, "category")["category"])
-    return mixing_ratio(table, category="all" if "all" in there else there[-1])
-
-
 def _heads(measure: str) -> Callable[[Any, Mapping[str, Any]], Any]:
     return lambda table, tables: heads(table, measure)
 
@@ -72,7 +67,7 @@ _FIGURES: dict[str, Callable[[Any, Mapping[str, Any]], Any]] = {
     "categories_heads_weighted_norm": _heads("weighted_norm"),
     "alpha_vs_norm_scatter": _scatter,
     "frequency": lambda table, tables: frequency(table),
-    "mixing_layers": _mixing,
+    "mixing_layers": lambda table, tables: mixing_by_category(table),
     "preserve_mix": lambda table, tables: preserved_and_mixed(table),
     "change": lambda table, tables: change(table),
     "amplification_pairs": lambda table, tables: amplified(table),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.arrays import printable
 from normscope.contributions import Contributions
 from normscope.errors import InputError
 from normscope.plots.style import (
@@ -19,6 +20,7 @@ from normscope.plots.style import (
     labels,
     legend,
     panels,
+    plain,
     short,
     tidy,
 )
@@ -77,6 +79,32 @@ def mixing_ratio(
     ax.set_ylim(0, 100)
     legend(ax)
     return ax
+
+
+def mixing_by_category(table: Any, names: Mapping[str, str] | None = None) -> NDArray[Any]:
+    """The mixing ratio of a corpus, a panel for each category of tokens.
+
+    `table` is that of `mixing_ratio`, with a column category; `names` are the legend's entries by
+    map, where the usual words will not do.
+    """
+    data = columns_of(table, "category", "analysis")
+    there, across = labels(data["category"]), 3
+    drawn = panels(None, len(there), (3.6, 2.9), across, sharey=True)
+    for number, (ax, category) in enumerate(zip(drawn, there, strict=True)):
+        mixing_ratio(table, category=category, ax=ax)
+        for line, name in zip(ax.lines, labels(data["analysis"]), strict=True):
+            line.set_label((names or {}).get(name, short(name)))
+        ax.get_legend().remove()
+        ax.set_title("", fontsize=10).update(plain(printable(str(category))))
+        if number % across:
+            ax.set_ylabel("")
+    if len(there) > across and len(there) % across:  # there is room for it
+        place: Any = {"loc": "lower right", "bbox_to_anchor": (0.97, 0.15), "frameon": False}
+        drawn[0].figure.legend(handles=drawn[0].lines, **place)
+    else:
+        drawn[0].figure.set_figwidth(drawn[0].figure.get_figwidth() + BESIDE)
+        legend(drawn[min(across, len(there)) - 1])
+    return drawn
 
 
 def _ratios(result: Contributions) -> dict[str, Any]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.arrays import LabelledArray
+from normscope.arrays import LabelledArray, printable
 from normscope.contributions import Contributions
 from normscope.errors import InputError
 from normscope.plots.style import figure, panels, short
-from normscope.report import printable, row_shares
+from normscope.report import row_shares
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # From white to dark in lightness alone, so that it reads without colour vision and in print.
 COLOURS = "Blues"
 SMALL_CELL, PANEL, READABLE = 0.15, 8.0, 4.5  # inches, inches, points: where there are several
+NARROW = 3.2  # inches
 CELL, FRAME, LARGEST = 0.21, 1.7, 24.0  # inches: a cell, what is around the cells, a whole panel
 
 # Title and colour bar of a map: with its heads taken together, and of one head.
@@ -172,7 +173,9 @@ def heatmap(
         values, cmap=COLOURS, vmin=0, aspect="equal", interpolation="nearest", origin="upper"
     )
     _label(ax, array)
-    ax.set_title(title, fontsize=12, pad=10)
+    width = ax.get_window_extent().width / ax.figure.dpi
+    # Beside each other, titles of narrow panels would touch at the usual size.
+    ax.set_title(title, fontsize=12 if width > NARROW else 10, pad=10)
     whole: Any = ax.figure
     colours = whole.colorbar(image, ax=ax, shrink=0.9, aspect=36, pad=0.015, label=bar)
     colours.outline.set_visible(False)

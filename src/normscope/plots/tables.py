@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.arrays import printable
 from normscope.errors import InputError
 from normscope.maps import NAMES
 from normscope.plots.style import (
@@ -22,7 +23,6 @@ from normscope.plots.style import (
     short,
     tidy,
 )
-from normscope.report import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,10 @@ def heads(
         for ax, group in zip(row, groups, strict=True):
             rows = slice(None) if group is None else data["category"] == group
             values = _grid(data["layer"][rows], data["head"][rows], data[measure][rows])
-            images.append(_head_map(ax, values, layer, head, measure, group))
+            # Of one category, the panels differ in what they measure.
+            title = [] if group is None else [printable(str(group))]
+            title += [short(measure)] if len(groups) == 1 else []
+            images.append(_head_map(ax, values, layer, head, ": ".join(title)))
         top = np.nanmax([image.get_array().max() for image in images])
         for image in images:
             image.set_clim(0, top if top > 0 else 1)
@@ -79,9 +82,7 @@ def _grid(layer: NDArray[Any], head: NDArray[Any], values: NDArray[Any]) -> NDAr
     return grid
 
 
-def _head_map(
-    ax: Axes, values: NDArray[Any], layer: list[Any], head: list[Any], measure: str, group: Any
-) -> Any:
+def _head_map(ax: Axes, values: NDArray[Any], layer: list[Any], head: list[Any], title: str) -> Any:
     image = ax.imshow(
         np.ma.masked_invalid(values), cmap=COLOUR_MAP, interpolation="nearest", origin="upper"
     )
@@ -92,7 +93,6 @@ def _head_map(
     ax.set_ylabel("layer")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    title = short(measure) if group is None else printable(str(group))
     ax.set_title("", fontsize=10).update(plain(title))
     return image
 
@@ -131,7 +131,7 @@ def alpha_and_norm(
             color=PALETTE[number % len(PALETTE)],
             rasterized=True,  # thousands of points make a vector file slow
         )
-        title = printable(str(group)) + (f"   ρ = {rho[group]:.2f}" if group in rho else "")
+        title = printable(str(group)) + (f"   ρ = {_two(rho[group])}" if group in rho else "")
         ax.set_title("", fontsize=10).update(plain(title))
         if log:
             ax.set_xscale("log")
@@ -143,6 +143,11 @@ def alpha_and_norm(
         ax.label_outer()
         tidy(ax)
     return drawn
+
+
+def _two(number: float) -> str:
+    """Two digits, a real minus sign, and no minus before a zero."""
+    return f"{number:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def frequency(table: Any, measures: Sequence[str] | None = None, axes: Any = None) -> NDArray[Any]:
@@ -165,15 +170,18 @@ def frequency(table: Any, measures: Sequence[str] | None = None, axes: Any = Non
     wanted = chosen(measures, numbers, "measure")
     drawn = panels(axes, len(wanted), (4.2, 3.2))
     for ax, measure in zip(drawn, wanted, strict=True):
-        for rows, name, colour in ((~special, "tokens", 0), (special, "special tokens", 1)):
+        # A few among thousands: the special tokens are larger, whole and on top.
+        kinds: Any = (
+            (~special, "tokens", {"color": PALETTE[0], "s": 6, "alpha": 0.35}),
+            (special, "special tokens", {"color": PALETTE[1], "s": 24, "marker": "D"}),
+        )
+        for rows, name, style in kinds:
             if rows.any():
                 ax.scatter(
                     data["rank"][rows],
                     data[measure][rows],
-                    s=6,
-                    alpha=0.35,
+                    **style,
                     lw=0,
-                    color=PALETTE[colour],
                     label=name,
                     rasterized=True,
                 )
@@ -183,7 +191,7 @@ def frequency(table: Any, measures: Sequence[str] | None = None, axes: Any = Non
         ax.set_ylim(bottom=0)
         tidy(ax)
         if special.any():
-            legend(ax, loc="best", bbox_to_anchor=None, markerscale=2)
+            legend(ax, loc="best", bbox_to_anchor=None, markerscale=1.2)
     return drawn
 
 

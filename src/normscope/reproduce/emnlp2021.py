@@ -186,26 +186,9 @@ def _by_layer(measured: Measured) -> Table:
 
 
 def _categories(measured: Measured) -> Figure:
-    from normscope import plots
-    from normscope.plots.style import legend, panels
+    from normscope.plots.lines import mixing_by_category
 
-    table = measured["mixing_layers"]
-    names = list(dict.fromkeys(table.lists()["category"]))
-    axes = panels(None, len(names), (3.6, 2.9), 3)
-    for number, (ax, name) in enumerate(zip(axes, names, strict=True)):
-        plots.mixing_ratio(table, category=name, ax=ax)
-        for line, analysis in zip(ax.lines, _analyses(measured), strict=True):
-            line.set_label(ANALYSES[analysis])
-        ax.get_legend().remove()
-        ax.set_title(name, fontsize=10)
-        if number % 3:
-            ax.set_ylabel("")
-    figure = _figure(axes)
-    if len(names) % 3:  # there is room for it
-        figure.legend(handles=axes[-1].lines, loc="lower right", bbox_to_anchor=(0.93, 0.15))
-    else:
-        legend(axes[-1])
-    return figure
+    return _figure(mixing_by_category(measured["mixing_layers"], ANALYSES))
 
 
 def _expansion(measured: Measured) -> Table:

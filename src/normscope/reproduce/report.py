@@ -12,9 +12,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from normscope.arrays import printable
 from normscope.errors import InputError
 from normscope.export import whole_file
-from normscope.report import printable
 from normscope.reproduce.exhibits import Exhibit, Finding, Report, shown
 from normscope.statistics import Table
 

@@ -84,9 +84,9 @@ class Vocabulary:
                     f"category {name!r}: {what!r} is no regular expression ({problem}); a list of "
                     'tokens is written ["a", "b"]'
                 ) from problem
-            return self._where(lambda token: matches(token) is not None)
+            return self._where(name, lambda token: matches(token) is not None)
         if callable(what):
-            return self._where(what)
+            return self._where(name, what)
         if not isinstance(what, Sequence):
             raise InputError(
                 f"category {name!r} is tokens, ids, a regular expression or a function of a token, "
@@ -106,8 +106,14 @@ class Vocabulary:
                 )
         return ids
 
-    def _where(self, belongs: Callable[[str], bool]) -> list[int]:
-        return [i for i, token in enumerate(self.tokens) if belongs(token)]
+    def _where(self, name: str, belongs: Callable[[str], bool]) -> list[int]:
+        found = [i for i, token in enumerate(self.tokens) if belongs(token)]
+        if not found:
+            raise InputError(
+                f"category {name!r}: no token of the tokenizer's vocabulary belongs to it; an "
+                "expression has to match a whole token, as the tokenizer writes it"
+            )
+        return found
 
     def _table(self, ids: Sequence[Sequence[int]]) -> NDArray[np.int64]:
         table = np.full(len(self.tokens) + 1, len(ids))

@@ -10,8 +10,8 @@ import os
 from importlib.resources import files
 from typing import Any
 
+from normscope.arrays import printable
 from normscope.export import check_file, whole_file
-from normscope.report import printable
 from normscope.viewer.encode import Results, payload, texts_of
 
 # What JSON may carry as it is, but HTML could read as markup. All else beyond ASCII is escaped

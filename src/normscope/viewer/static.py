@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from normscope.arrays import LabelledArray
+from normscope.arrays import LabelledArray, printable
 from normscope.contributions import Contributions
-from normscope.report import printable
 from normscope.tokens import Tokens
 from normscope.viewer.formulas import about
 

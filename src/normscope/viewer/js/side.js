@@ -2,15 +2,22 @@
 
 const LISTED = 10;
 
+// Of two maps and their difference: by which of the three the list is sorted.
+const SORTS = ["first", "second", "difference"];
+
+function sortedBy(app) {
+  return app.fields.length > 1 ? SORTS.indexOf(app.state.by) : 0;
+}
+
 function contributors(app, box) {
   const focus = app.focus();
   const fields = app.fields;
   const first = fields[0];
   const vectors = fields.map((field) => vectorOf(field, focus));
-  const main = fields.length > 1 ? 1 : 0; // of two maps the second says what is new
+  const main = sortedBy(app);
   const widest = fields.length > 1 && fields[1].width > first.width ? fields[1] : first;
-  const order = ranked(widest, focus, vectors[widest === first ? 0 : 1].map((value, at) => Math.max(value, ...(fields.length > 1 ? [vectors[0][at] ?? 0] : []))));
   const list = focus?.side === "key" ? first.queries : widest.keys;
+  const order = ranked(widest, focus, list.map((_, at) => vectors[main][at] ?? 0));
   const name = focus && visible((focus.side === "key" ? widest.keys : first.queries)[focus.index].text, 24);
   const caption = !focus ? ["Who gives most, on average"] : focus.side === "key"
     ? ["Who takes most from ", make("bdi", { className: "ns-quoted" }, name)]
@@ -28,17 +35,27 @@ function contributors(app, box) {
   const rest = order.slice(LISTED);
   const others = rest.length ? [make("tr", { className: "ns-rest" }, make("td"), make("th", { scope: "row" }, `${rest.length} more`),
     fields.map((field, which) => make("td", {}, field.text(rest.reduce((sum, at) => sum + (vectors[which][at] ?? 0), 0)))))] : [];
+  const header = (field, which) => {
+    const short = field.signed ? "difference" : field.variant.short;
+    if (fields.length === 1) return make("th", { scope: "col", title: field.variant.title }, short);
+    const chosen = which === main;
+    return make("th", { scope: "col", title: field.variant.title, "aria-sort": chosen && "descending" },
+      make("button", { type: "button", className: "ns-sort", title: `sort by ${short}`, on: { click: () => app.set({ by: SORTS[which] }) } },
+        short, make("span", { "aria-hidden": "true" }, chosen ? " ▾" : "")));
+  };
+  const held = [...box.querySelectorAll(".ns-sort")].indexOf(box.getRootNode().activeElement);
   box.replaceChildren(make("table", { className: "ns-list" },
     make("caption", {}, caption),
     make("thead", {}, make("tr", {}, make("th", { scope: "col", "aria-label": "rank" }), make("th", { scope: "col" }, "token"),
-      fields.map((field) => make("th", { scope: "col", title: field.variant.title }, field.signed ? "difference" : field.variant.short)))),
+      fields.map(header))),
     make("tbody", {}, rows, others)));
+  if (held >= 0) box.querySelectorAll(".ns-sort")[held]?.focus(); // who sorts by keyboard stays there
 }
 
 /** For the live region: the first three, in words. */
 function summary(app) {
   const focus = app.focus();
-  const field = app.fields[app.fields.length > 1 ? 1 : 0];
+  const field = app.fields[Math.min(sortedBy(app), 1)];
   const vector = vectorOf(field, focus);
   const list = focus?.side === "key" ? field.queries : field.keys;
   const top = ranked(field, focus, vector).slice(0, 3).map((at) => `${visible(list[at].text, 24)} ${field.text(vector[at])}`).join(", ");

@@ -23,6 +23,7 @@ function fitting(model, wanted) {
   if (!within(state.query, model.tokens[part.tokens].pieces.length)) state.query = null;
   const keys = Math.max(...part.maps.map((one) => model.tokens[(one.sum ?? one.each).keys].pieces.length));
   if (!within(state.key, keys)) state.key = null;
+  if (!SORTS.includes(state.by)) state.by = "second"; // of two maps the second says what is new
   if (!["light", "dark"].includes(state.theme)) state.theme = "";
   return state;
 }
@@ -49,7 +50,7 @@ function opening(model, wide) {
   return {
     view: "tokens", part: part.name, map: both ? "attn_w" : "attn_n", versus: both ? "attn_n" : "",
     layer, head: "sum", scale: "share", words: false, special: true, own: true,
-    query: null, key: null, theme: "",
+    query: null, key: null, by: "second", theme: "",
   };
 }
 
@@ -58,7 +59,7 @@ function toFragment(state) {
     view: state.view, part: state.part, map: state.map, vs: state.versus, layer: state.layer,
     head: state.head, scale: state.scale, unit: state.words ? "words" : "pieces",
     special: state.special ? "show" : "hide", own: state.own ? "show" : "hide",
-    query: state.query, key: state.key, theme: state.theme,
+    query: state.query, key: state.key, by: state.versus && state.by !== "second" ? state.by : "", theme: state.theme,
   };
   const kept = Object.entries(fields).filter(([, value]) => value !== null && value !== "");
   return "#" + kept.map((pair) => pair.map(encodeURIComponent).join("=")).join("&");
@@ -78,7 +79,7 @@ function fromFragment(fragment) {
       continue;
     }
     const name = pair.slice(0, cut);
-    if (["view", "part", "map", "scale", "theme"].includes(name)) found[name] = value;
+    if (["view", "part", "map", "scale", "by", "theme"].includes(name)) found[name] = value;
     else if (name === "vs") found.versus = value;
     else if (name === "layer" || name === "query" || name === "key") found[name] = whole(value);
     else if (name === "head") found.head = value === "sum" ? "sum" : whole(value);
