@@ -276,10 +276,12 @@ def test_ctrl_c_says_how_to_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(work.Worker, "run", pressed)
         done, lost = command(*kept), command(*common)
+        anew = command(*kept, "--restart")
     assert (done.exit_code, lost.exit_code) == (130, 130)
     where = f"normscope: the standing is kept in {tmp_path / 'out'}; the same command continues"
     assert where in done.output
     assert done.output.endswith("normscope: error: interrupted\n")
     assert "nothing was kept; with --output DIR a run can be continued" in lost.output
+    assert "; the same command without --restart continues" in anew.output
     again = command(*kept)
     assert again.exit_code == 0, again.output

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from normscope.analysis import analyze
 from normscope.cli import app
+from normscope.corpus import work
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.reproduce import EXPERIMENTS, Report, Request, iclr2024, reproduce
 from normscope.reproduce.data import paragraphs, sequences
@@ -376,6 +377,22 @@ def test_the_papers_model_cannot_be_had(
     assert done.exit_code == 2
     assert "bert-base-uncased" in done.stderr
     assert "--model FOLDER" in done.stderr
+
+
+def test_ctrl_c_says_how_to_go_on(
+    inputs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pressed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(work.Worker, "run", pressed)
+    model, text = map(str, inputs)
+    output = tmp_path / "r"
+    command = ["reproduce", "emnlp2021", "--model", model, "--data", text, "-o", str(output)]
+    done = RUNNER.invoke(app, command)
+    assert done.exit_code == 130
+    kept = f"the standing is kept in {output / 'measured'}; the same command continues"
+    assert kept in done.stderr
 
 
 def test_unknown_experiment() -> None:

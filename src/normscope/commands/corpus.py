@@ -210,7 +210,7 @@ def corpus(
     files = [*(data or ()), *(more or ())]
     if not files:
         raise InputError("no data was given: name the files, as in --data wiki.txt")
-    with _quiet(), _continued(output):
+    with _quiet(), continued(output, restart):
         result = run(
             model,
             files,
@@ -257,7 +257,7 @@ def corpus(
 
 
 @contextmanager
-def _continued(output: Path | None) -> Iterator[None]:
+def continued(output: Path | None, restart: bool) -> Iterator[None]:
     """Ctrl-C: say what became of the work."""
     from normscope.corpus.checkpoint import FILE
 
@@ -267,7 +267,8 @@ def _continued(output: Path | None) -> Iterator[None]:
         if output is None:
             told = "nothing was kept; with --output DIR a run can be continued"
         elif (output / FILE).is_file():
-            told = f"the standing is kept in {output}; the same command continues from there"
+            again = "the same command without --restart" if restart else "the same command"
+            told = f"the standing is kept in {output}; {again} continues from there"
         else:
             told = "nothing was measured yet; the same command begins anew"
         print(f"normscope: {told}", file=sys.stderr)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from normscope.commands.corpus import sample_of
+from normscope.commands.corpus import continued, sample_of
 from normscope.commands.options import Debug, Device, Dtype, Revision
 
 
@@ -141,6 +141,7 @@ def reproduce(
     from normscope.quiet import quiet as _quiet
     from normscope.reproduce import Request
     from normscope.reproduce import reproduce as run
+    from normscope.reproduce.measure import MEASURED
     from normscope.reproduce.report import show
 
     request = Request(
@@ -156,7 +157,7 @@ def reproduce(
         revision=revision,
         restart=restart,
     )
-    with _quiet():
+    with _quiet(), continued(None if output is None else output / MEASURED, restart):
         report = run(experiment, request)
     show(report, Console(highlight=False, markup=False, emoji=False))
     where = "" if output is None else f"wrote {output / 'report.html'}\n"
