@@ -77,7 +77,7 @@ def test_qwen3_next_is_refused_for_its_gate() -> None:
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, intermediate_size=40, num_experts=2,
         num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16,
-        layer_types=["full_attention", "full_attention"], pad_token_id=1,
+        layer_types=["full_attention", "linear_attention"], pad_token_id=1,
     )  # fmt: skip
     model: Any = Qwen3NextForCausalLM(config).eval()
     with pytest.raises(UnsupportedModelError, match=r"^model\.layers\.0\.self_attn: .*gate"):

@@ -197,7 +197,9 @@ def test_parquet_columns_that_are_no_text(tmp_path: Path) -> None:
     texts = ["one", "two"]
     pq.write_table(pa.table({"text": texts, "text_pair": pa.nulls(2)}), file)
     assert read(open_file(file)) == [Content(one) for one in texts]
-    for kind in (pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary("int8", "string")):
+    kinds = [pa.large_string(), pa.binary(), pa.dictionary("int8", "string")]
+    kinds += [pa.string_view()] if int(pa.__version__.split(".")[0]) >= 21 else []  # can be written
+    for kind in kinds:
         pq.write_table(pa.table({"text": pa.array(texts, pa.string()).cast(kind)}), file)
         assert read(open_file(file)) == [Content(o) for o in texts]
 
