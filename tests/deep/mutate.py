@@ -1,197 +1,297 @@
 """Break the source at random places, one at a time, and see whether a test fails.
 
-A sample, not all: `--count` mutants of those that systematic operators give (comparisons, signs,
-numbers, truth values, dropped statements), drawn with a seed from the folders below. Each runs the
-tests of its folder, stopped at the first failure, in a process forked from one that has the large
-imports behind it. What survives is printed, to be read.
+A sample, not all: `--count` mutants of those in mutants.py, drawn with a seed, from each folder by
+its size. First the tests run once, traced, to learn which of them execute which lines; that map is
+kept in the temporary folder until the source or the tests change. A mutant then runs the tests
+that execute its statement, the quickest first, up to the first failure, in a process forked from
+one that has the large imports behind it. What survives is printed, to be read.
 
-    python tests/deep/mutate.py --count 40 --seed 0
+    python tests/deep/mutate.py --count 250 --seed 0
+    python tests/deep/mutate.py --only statistics/joint.py:120 --seconds 600
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import copy
+import hashlib
 import importlib
+import json
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from mutants import SOURCE, Mutant, broken, mutants
 
 TESTS = Path(__file__).parent.parent
-SOURCE = TESTS.parent / "src" / "normscope"
-LAYERS = (
-    "test_layers.py::test_bert_block_against_loops",
-    "test_exactness.py::test_family_maps_equal_loops[llama]",
-    "test_exactness.py::test_cancelling_heads_keep_six_digits",
-    "test_layers.py::test_feed_forward_against_numerical_integration[bert-path]",
-    "test_layers.py::test_feed_forward_against_numerical_integration[llama-fixed]",
-    "test_layers.py::test_every_scope_is_complete[marian-path]",
-    "test_layers.py::test_every_scope_is_complete[granite-path]",
-    "test_layers.py::test_secants_against_integration_of_the_derivative",
-    "test_layers.py::test_identities_and_batches",
-    "test_layers.py::test_memory_changes_nothing",
-    "test_fused.py::test_fused_is_eager[bert]",
+FOLDERS = ("decomposition", "kernels", "statistics", "alignment")
+# Tests that measure time, start processes or servers, or read the project's files tell little.
+FILES = (
+    *("statistics_sketch", "exactness", "layers", "fused", "scopes", "analysis"),
+    *("statistics", "statistics_equal"),
+    *("alignment_api", "alignment_auto", "alignment_embedded", "alignment_extract"),
+    *("alignment_plots", "alignment_scores", "alignment_words"),
 )
-# What is broken, and the tests that have to notice: the quick ones of those there are.
-FOLDERS: dict[str, tuple[str, ...]] = {
-    "decomposition": LAYERS,
-    "kernels/gram.py": LAYERS,
-    "statistics": ("test_statistics_equal.py", "test_statistics.py"),
-    "alignment": (
-        *("test_alignment_scores.py", "test_alignment_extract.py", "test_alignment_words.py"),
-        "test_alignment_api.py",
-    ),
-}
-LEFT_OUT = ("plots.py", "auto.py", "translator.py", "__init__.py")  # pictures; a trained model
-HEAVY = ("torch", "transformers", "scipy.stats")
-
-COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
-COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.Pow: ast.Mult,
-}  # fmt: skip
+# For statements that none of them executes: these start processes, in which nothing is traced.
+UNTRACED = {folder: ["tests/test_triton.py"] for folder in ("decomposition", "kernels")}
+HEAVY = (
+    *("torch", "transformers", "scipy.stats", "hypothesis", "beartype", "pytest", "coverage"),
+    *("transformers.modeling_utils", "matplotlib.pyplot", "pandas"),
+)
+AT_ONCE = 2
+CASES = 12  # of one test function at most, evenly among them
 
 
-def nodes(tree: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
-    """What is computed: no annotations, no docstrings, no messages of errors, no imports."""
-    for name, value in ast.iter_fields(tree):
-        if name in ("annotation", "returns", "decorator_list", "type_params"):
+class Job(NamedTuple):
+    """What a process does, on a copy of the source with some files changed."""
+
+    changed: dict[str, str]
+    seconds: int  # of the processor; a mutant that goes on for ever is noticed too
+    run: Callable[[Path], int]
+    done: Callable[[Path, int], None]  # told the folder of the copy, and how the process ended
+
+
+def start(job: Job, folder: Path) -> int:
+    """The id of a forked process."""
+    package = folder / "normscope"
+    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("model", "__pycache__"))
+    (package / "alignment" / "model").symlink_to(SOURCE / "alignment" / "model")
+    for name, text in job.changed.items():
+        (package / name).write_text(text)
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (job.seconds, job.seconds))
+        signal.alarm(1800)
+        said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        sys.path[:0] = [str(folder), str(TESTS)]
+        os.environ["PYTHONPATH"] = str(folder)
+        sys.dont_write_bytecode = True
+        os.chdir(TESTS.parent)
+        status = job.run(folder)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def run_all(jobs: Iterator[Job]) -> None:
+    """Start each job, a few at once, until all have ended."""
+    running: dict[int, tuple[Job, tempfile.TemporaryDirectory[str]]] = {}
+    job = next(jobs, None)
+    while job or running:
+        if job and len(running) < AT_ONCE:
+            copied = tempfile.TemporaryDirectory(prefix="normscope-mutant-")
+            running[start(job, Path(copied.name))] = job, copied
+            job = next(jobs, None)
             continue
-        for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.JoinedStr):
-                continue
-            within = inside or isinstance(child, ast.FunctionDef)
-            if within:
-                yield child
-            yield from nodes(child, within)
+        child, status = os.wait()
+        ended, copied = running.pop(child)
+        ended.done(Path(copied.name), status)
+        copied.cleanup()
 
 
-def mutate(node: ast.AST) -> str | None:
-    """Change the node in place and say how; None where there is nothing to change."""
-    before = ast.unparse(node)
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
-        node.ops[0] = COMPARED[type(node.ops[0])]()
-    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in COMPUTED:
-        node.op = COMPUTED[type(node.op)]()
-    elif isinstance(node, ast.BoolOp):
-        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        vars(node).update(vars(ast.Call(ast.Name("bool", ast.Load()), [node.operand], [])))
-        node.__class__ = ast.Call  # type: ignore[assignment]
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        node.value = not node.value
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        node.value += 1
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        node.value = ast.Constant(None)
-    else:
-        return None
-    return f"{before[:70]}  →  {ast.unparse(node)[:70]}"
+def pytest_run(arguments: list[str], plugins: list[object] | None = None) -> int:
+    """The exit status of the tests."""
+    import pytest
+
+    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before
+    return int(pytest.main([*quiet, *arguments], plugins=plugins))
 
 
-def mutants(file: Path) -> list[tuple[Path, int]]:
-    """A file and the number of a node in it, for every node that can be changed."""
-    tree = ast.parse(file.read_text())
-    found = []
-    for number, node in enumerate(nodes(tree)):
-        if mutate(copy.deepcopy(node)) is not None:
-            found.append((file, number))
-    return found
+def trace(file: str, folder: Path) -> int:
+    """Run a file of tests; write how long each took and which lines it executed."""
+    import coverage
+    import pytest
 
+    include = [f"{folder}/normscope/{one}/*" for one in FOLDERS]
+    tracer = coverage.Coverage(data_file=None, config_file=False, include=include)
+    seconds: dict[str, float] = {}
+    passed: Counter[str] = Counter()
+    users: dict[str, list[str]] = {}
+    context = [""]
 
-def broken(file: Path, number: int) -> tuple[str, str]:
-    """The source with that node changed, and what was done where."""
-    tree = ast.parse(file.read_text())
-    node: Any = list(nodes(tree))[number]
-    how = mutate(node)
-    return ast.unparse(tree), f"{file.relative_to(SOURCE)}:{node.lineno}  {how}"
+    class Contexts:
+        def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+            cases: dict[str, list[Any]] = {}
+            for item in items:
+                cases.setdefault(item.originalname, []).append(item)
+            items[:] = [one for of in cases.values() for one in of[:: -(-len(of) // CASES)]]
 
+        @pytest.hookimpl(wrapper=True)
+        def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
+            for name in item.fixturenames:
+                users.setdefault(f"fixture {name}", []).append(item.nodeid)
+            context[0], began = item.nodeid, time.process_time()
+            tracer.switch_context(item.nodeid)
+            done = yield
+            seconds[item.nodeid] = round(time.process_time() - began, 3)
+            return done
 
-def survives(
-    file: Path, text: str, tests: tuple[str, ...], seconds: int, *, unbroken: bool = False
-) -> bool:
-    """Whether all tests pass on a copy of the source with this text in place of the file's."""
-    with tempfile.TemporaryDirectory(prefix="normscope-mutant-") as folder:
-        package = Path(folder) / "normscope"
-        shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("model", "__pycache__"))
-        (package / "alignment" / "model").symlink_to(SOURCE / "alignment" / "model")
-        (package / file.relative_to(SOURCE)).write_text(text)
-        child = os.fork()
-        if child == 0:
-            status = 1
+        @pytest.hookimpl(wrapper=True)
+        def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+            """What a shared fixture executes, each test that uses it executes."""
+            before = context[0]
+            if fixturedef.scope != "function":
+                context[0] = f"fixture {fixturedef.argname}"
+                tracer.switch_context(context[0])
             try:
-                signal.alarm(seconds)  # a mutant that hangs is noticed too
-                said = os.open(Path(folder) / "said", os.O_WRONLY | os.O_CREAT)
-                os.dup2(said, 1)
-                os.dup2(said, 2)
-                sys.path[:0] = [folder, str(TESTS)]
-                sys.dont_write_bytecode = True
-                os.chdir(TESTS.parent)
-                import pytest
-
-                given = [str(TESTS / test) for test in tests]
-                quiet = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-                quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before
-                status = int(pytest.main([*quiet, *given]))
-            except BaseException:
-                traceback.print_exc()
+                return (yield)
             finally:
-                sys.stdout.flush()
-                os._exit(status)
-        passed = os.waitpid(child, 0)[1] == 0
-        if unbroken and not passed:
-            sys.exit((Path(folder) / "said").read_text()[-3000:])
-        return passed
+                context[0] = before
+                tracer.switch_context(before)
+
+        def pytest_runtest_logreport(self, report: Any) -> None:
+            passed[report.nodeid] += report.passed  # set up, called, torn down
+
+    tracer.start()
+    status = pytest_run([f"tests/{file}"], [Contexts()])
+    tracer.stop()
+    data, lines = tracer.get_data(), {}
+    for name in data.measured_files():
+        lines[str(Path(name).relative_to(folder / "normscope"))] = {
+            line: sorted({t for c in contexts for t in users.get(c, [c]) if passed[t] == 3})
+            for line, contexts in data.contexts_by_lineno(name).items()
+        }
+    (folder / "map").write_text(json.dumps({"seconds": seconds, "lines": lines, "rc": status}))
+    return 0
+
+
+class Map:
+    """Which tests execute a line, and how long each takes."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[tuple[str, int], set[str]] = {}
+        run_all(self._jobs())
+
+    def _jobs(self) -> Iterator[Job]:
+        """Trace the tests, or read what was traced of the same source and tests."""
+        helpers = [p for p in TESTS.glob("*.py") if not p.name.startswith("test_")]
+        common = [*SOURCE.glob("**/*.py"), *helpers]
+        state = b"".join(p.read_bytes() for p in sorted(common))
+        kept = Path(tempfile.gettempdir()) / "normscope-mutants"
+        kept.mkdir(exist_ok=True)
+        for name in FILES:
+            file = f"test_{name}.py"
+            key = hashlib.sha256(state + (TESTS / file).read_bytes()).hexdigest()[:20]
+            path = kept / f"{name}-{key}.json"
+            if path.exists():
+                self._add(path.read_text())
+                continue
+
+            def done(folder: Path, status: int, path: Path = path, file: str = file) -> None:
+                if status or json.loads((folder / "map").read_text())["rc"]:
+                    print(f"{file} fails: {(folder / 'said').read_text()[-1500:]}")
+                if not status:
+                    path.write_text((folder / "map").read_text())
+                    self._add(path.read_text())
+                print(f"{file}: traced", flush=True)
+
+            yield Job({}, 3600, lambda folder, file=file: trace(file, folder), done)  # type: ignore[misc]
+
+    def _add(self, text: str) -> None:
+        found = json.loads(text)
+        self.seconds |= found["seconds"]
+        for file, lines in found["lines"].items():
+            for line, tests in lines.items():
+                self.lines.setdefault((file, int(line)), set()).update(tests)
+
+    def tests(self, mutant: Mutant, seconds: float) -> tuple[list[str], str, float]:
+        """Those that execute its statement, the quickest first, while time is left; of how many."""
+        found = set().union(*(self.lines.get((mutant.file, n), set()) for n in mutant.lines))
+        chosen: list[str] = []
+        total = 0.0
+        for test in sorted(found, key=lambda test: (self.seconds[test], test)):
+            if chosen and total + self.seconds[test] > seconds:
+                break
+            total += self.seconds[test]
+            chosen.append(test)
+        return chosen, f"{len(chosen)} of {len(found)} tests", total
+
+
+def draw(count: int, seed: int) -> list[Mutant]:
+    """A share of each folder's mutants, in any order; before them one each that is not broken."""
+    there = {folder: mutants(folder) for folder in FOLDERS}
+    drawn, controls = [], []
+    for folder, found in there.items():
+        share = round(count * len(found) / sum(map(len, there.values())))
+        choose = random.Random(f"{seed} {folder}")
+        drawn += choose.sample(found, share)
+        controls.append(choose.choice(found)._replace(number=-1, how="not broken: must survive"))
+        print(f"{folder}: {share} of {len(found)} mutants", flush=True)
+    random.Random(seed).shuffle(drawn)
+    return [*controls, *drawn]
 
 
 def main() -> None:
     """Draw, break, test, tell."""
     ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("--count", type=int, default=40)
+    ask.add_argument("--count", type=int, default=100)
     ask.add_argument("--seed", type=int, default=0)
-    ask.add_argument("--seconds", type=int, default=240, help="for one mutant")
+    ask.add_argument("--seconds", type=int, default=60, help="of tests for one mutant, at most")
     ask.add_argument("--minutes", type=float, default=600, help="after which no other is begun")
-    chosen = ask.parse_args()
+    ask.add_argument("--only", nargs="*", help="FILE:LINE[:NUMBER], in place of a sample")
+    given = ask.parse_args()
+    os.nice(10)
+    os.environ["HF_HUB_OFFLINE"] = "1"
     for name in HEAVY:
         importlib.import_module(name)
-    draw = random.Random(chosen.seed)
-    drawn: list[tuple[str, Path, int]] = []
-    checked: list[tuple[str, ...]] = []
+    known = Map()
+    if given.only is None:
+        chosen = draw(given.count, given.seed)
+    else:
+        chosen = [m for folder in FOLDERS for m in mutants(folder)]
+        chosen = [m for m in chosen for o in given.only if f"{m.place}:".startswith(f"{o}:")]
+    began, ends = time.monotonic(), Counter[tuple[str, str]]()
+
+    def jobs() -> Iterator[Job]:
+        for mutant in chosen:
+            if time.monotonic() - began > 60 * given.minutes:
+                break
+            tests, of, takes = known.tests(mutant, given.seconds)
+            folder = mutant.file.split("/")[0]
+            if not tests:
+                tests, of = UNTRACED.get(folder, []), "not executed, or not traced"
+            whole = ast.unparse(ast.parse((SOURCE / mutant.file).read_text()))
+            text = whole if mutant.number < 0 else broken(mutant)
+
+            def run(_: Path, tests: list[str] = tests) -> int:
+                return pytest_run(["-x", *tests]) if tests else 0
+
+            def done(at: Path, status: int, mutant: Mutant = mutant, of: str = of) -> None:
+                said = (at / "said").read_text(errors="replace").splitlines()
+                by = next((line[:90] for line in said if line.startswith(("FAILED", "ERROR"))), "")
+                end = "hung" if os.WIFSIGNALED(status) else "killed" if status else "SURVIVED"
+                print(f"{end:8} {mutant.place}  {mutant.how}  ({of}) {by}", flush=True)
+                if mutant.number >= 0:
+                    ends[mutant.file.split("/")[0], end] += 1
+                elif status:
+                    sys.exit("\n".join(said[-40:]))  # then their failing means nothing
+
+            yield Job({mutant.file: text}, int(4 * takes + 120), run, done)
+
+    run_all(jobs())
     for folder in FOLDERS:
-        files = [SOURCE / folder] if folder.endswith(".py") else (SOURCE / folder).glob("*.py")
-        there = [m for f in sorted(files) if f.name not in LEFT_OUT for m in mutants(f)]
-        share = chosen.count // len(FOLDERS)
-        if FOLDERS[folder] not in checked:
-            # They pass on what is not broken, or their failing would mean nothing.
-            first = there[0][0]
-            plain = ast.unparse(ast.parse(first.read_text()))
-            survives(first, plain, FOLDERS[folder], 10 * chosen.seconds, unbroken=True)
-            checked.append(FOLDERS[folder])
-        drawn += [(folder, *one) for one in draw.sample(there, min(share, len(there)))]
-        print(f"{folder}: {share} of {len(there)} mutants", flush=True)
-    draw.shuffle(drawn)
-    began, killed, tried = time.monotonic(), 0, 0
-    for folder, file, number in drawn:
-        if time.monotonic() - began > 60 * chosen.minutes:
-            break
-        text, how = broken(file, number)
-        tried += 1
-        alive = survives(file, text, FOLDERS[folder], chosen.seconds)
-        killed += not alive
-        print(f"{'SURVIVED' if alive else 'killed  '}  {how}", flush=True)
-    print(f"{killed} of {tried} killed")
+        print(folder, {end: n for (one, end), n in sorted(ends.items()) if one == folder})
+    caught = sum(n for (_, end), n in ends.items() if end != "SURVIVED")
+    print(f"{caught} of {ends.total()} killed")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,109 @@
+"""What can be broken in a folder of the source: one node of a syntax tree at a time."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SOURCE = Path(__file__).parent.parent.parent / "src" / "normscope"
+# Only an interpreter of Triton's or a GPU executes these; both are too slow to run for each mutant.
+LEFT_OUT = ("kernels/triton",)
+
+COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.Pow: ast.Mult,
+}  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """A node of a file, the lines of its statement and what is done to it."""
+
+    file: str
+    number: int
+    line: int
+    lines: range
+    how: str
+
+    @property
+    def place(self) -> str:
+        """To name it by."""
+        return f"{self.file}:{self.line}:{self.number}"
+
+
+def nodes(
+    tree: ast.AST, lines: range | None = None, inside: bool = False
+) -> Iterator[tuple[ast.AST, range]]:
+    """What is computed, with the lines of its statement.
+
+    No annotations, docstrings, imports or messages of errors, and not zip's ``strict``, which like
+    an assertion does nothing in code that is right.
+    """
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns", "decorator_list", "type_params"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.JoinedStr):
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
+                continue
+            within, span = inside or isinstance(child, ast.FunctionDef), lines
+            if isinstance(child, ast.FunctionDef):  # defaults count where the function is called
+                span = range(child.body[0].lineno, (child.end_lineno or 0) + 1)
+            elif isinstance(child, ast.stmt):
+                block = getattr(child, "body", None) or getattr(child, "cases", None)
+                first = block[0].lineno if block and hasattr(block[0], "lineno") else None
+                last = child.end_lineno or child.lineno
+                span = range(child.lineno, max(first or last + 1, child.lineno + 1))
+            if within and span is not None:
+                yield child, span
+            yield from nodes(child, span, within)
+
+
+def mutate(node: ast.AST) -> str | None:
+    """Change the node in place and say how; None where there is nothing to change."""
+    before = ast.unparse(node)
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
+        node.ops[0] = COMPARED[type(node.ops[0])]()
+    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in COMPUTED:
+        node.op = COMPUTED[type(node.op)]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        vars(node).update(vars(ast.Call(ast.Name("bool", ast.Load()), [node.operand], [])))
+        node.__class__ = ast.Call  # type: ignore[assignment]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        node.value = not node.value
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        node.value += 1
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        node.value = ast.Constant(None)
+    else:
+        return None
+    return f"{before[:70]}  →  {ast.unparse(node)[:70]}"
+
+
+def mutants(folder: str) -> list[Mutant]:
+    """Every one of a folder."""
+    found = []
+    for path in sorted((SOURCE / folder).glob("**/*.py")):
+        file = str(path.relative_to(SOURCE))
+        if not file.startswith(LEFT_OUT):
+            for number, (node, lines) in enumerate(nodes(ast.parse(path.read_text()))):
+                how = mutate(copy.deepcopy(node))
+                if how is not None:
+                    found.append(Mutant(file, number, getattr(node, "lineno", 0), lines, how))
+    return found
+
+
+def broken(mutant: Mutant) -> str:
+    """The source with that node changed."""
+    tree = ast.parse((SOURCE / mutant.file).read_text())
+    mutate(list(nodes(tree))[mutant.number][0])
+    return ast.unparse(tree)
