@@ -43,7 +43,7 @@ def test_bins_are_shares_of_a_doubling(name: str) -> None:
     assert int(axis.bins(torch.tensor(1e-42)) >> axis.within) == 0  # below 2^-126
 
 
-def pairs(seed: int, mask: str, rows: int = 5, heads: int = 2, tokens: int = 7) -> Any:
+def pairs(seed: int, mask: str, rows: int = 5, heads: int = 2, tokens: int = 7) -> dict[str, Any]:
     """Weights, lengths, categories, real tokens and admitted pairs of a random batch."""
     make = torch.Generator().manual_seed(seed)
     real = torch.ones(rows, tokens, dtype=torch.bool)
@@ -57,7 +57,13 @@ def pairs(seed: int, mask: str, rows: int = 5, heads: int = 2, tokens: int = 7) 
     norm = torch.randn(rows, heads, tokens, dtype=torch.float64, generator=make).exp()
     norm = norm.masked_fill(~real[:, None], 1e9)  # of padding anything
     category = torch.randint(0, 3, (rows, tokens), generator=make)
-    return alpha, norm, category, real, None if mask == "none" else admitted
+    return {
+        "alpha": alpha,
+        "norm": norm,
+        "category": category,
+        "real": real,
+        "admitted": None if mask == "none" else admitted,
+    }
 
 
 def counted(alpha: Any, norm: Any, category: Any, real: Any, admitted: Any) -> Any:
@@ -82,8 +88,8 @@ def test_every_pair_is_counted(mask: str, most: int, monkeypatch: pytest.MonkeyP
     """A few rows at once or all, the sums of fine positions exact to the last bit."""
     monkeypatch.setattr(joint, "MOST", most)
     given = pairs(3, mask)
-    cells, alone = counted(*given)
-    found = {name: tensor.numpy() for name, tensor in count_pairs(*given, categories=3).items()}
+    cells, alone = counted(**given)
+    found = {name: tensor.numpy() for name, tensor in count_pairs(**given, categories=3).items()}
     sums = add_up(found["code"], {name: found[name] for name in ("n", "alpha", "norm")})
     expected = {
         (c * ALPHA.coarse + a) * NORM.coarse + b: told.tolist() for (c, a, b), told in cells.items()
@@ -99,10 +105,10 @@ def test_every_pair_is_counted(mask: str, most: int, monkeypatch: pytest.MonkeyP
 
 def test_threads_change_nothing() -> None:
     given = pairs(4, "padded")
-    one = count_pairs(*given, categories=3)
+    one = count_pairs(**given, categories=3)
     torch.set_num_threads(2)
     try:
-        two = count_pairs(*given, categories=3)
+        two = count_pairs(**given, categories=3)
     finally:
         torch.set_num_threads(1)
     assert all(torch.equal(one[name], two[name]) for name in one)
