@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent.parent / "src" / "normscope"
-# Only an interpreter of Triton's or a GPU executes these; both are too slow to run for each mutant.
-LEFT_OUT = ("kernels/triton",)
+# Only Triton's interpreter or a GPU executes the one; the interpreter is too slow to run for each
+# mutant. The other draws pictures, and most of its numbers are sizes and places on a page.
+LEFT_OUT = ("kernels/triton", "alignment/plots.py")
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
