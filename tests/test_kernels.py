@@ -19,7 +19,7 @@ from normscope.kernels import Linear, Scratch, backend, gram
 from normscope.maps import available
 
 CPU = torch.device("cpu")
-EXACT: dict[str, float] = {"rtol": 1e-12, "atol": 1e-12}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
