@@ -47,7 +47,13 @@ FILES = (
         "analysis",
     ),
     *("kernels", "statistics", "statistics_equal"),
-    *("alignment_api", "alignment_auto", "alignment_embedded", "alignment_extract"),
+    *(
+        "alignment_batches",
+        "alignment_api",
+        "alignment_auto",
+        "alignment_embedded",
+        "alignment_extract",
+    ),
     *("alignment_scores", "alignment_words"),
 )
 HEAVY = (
