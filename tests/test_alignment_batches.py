@@ -67,10 +67,8 @@ def test_a_batch_entry_by_entry() -> None:
     assert made.written().tolist() == [[False, True], [True, True], [True, True]]
     values = torch.from_numpy(np.random.default_rng(0).random((3, 2, 5, 4)))
     for reading in ("awi", "awo"):
-        expected = torch.einsum(
-            "btq,bcqk,bks->bcts", made.to_target[reading], values, made.to_source
-        )
-        torch.testing.assert_close(made.words(values, reading), expected, rtol=1e-14, atol=0)
+        whole = torch.einsum("btq,bcqk,bks->bcts", made.to_target[reading], values, made.to_source)
+        torch.testing.assert_close(made.words(values, reading), whole, rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("budget", [1, 30, 61, 200, 10**6])
