@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
 
-SOURCE = Path(__file__).parent.parent.parent / "src" / "normscope"
+SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "normscope"
 # Only Triton's interpreter or a GPU executes the one; the interpreter is too slow to run for each
 # mutant. The other draws pictures, and most of its numbers are sizes and places on a page.
 LEFT_OUT = ("kernels/triton", "alignment/plots.py")
@@ -103,8 +105,48 @@ def mutants(folder: str) -> list[Mutant]:
     return found
 
 
-def broken(mutant: Mutant) -> str:
-    """The source with that node changed."""
-    tree = ast.parse((SOURCE / mutant.file).read_text())
-    mutate(list(nodes(tree))[mutant.number][0])
-    return ast.unparse(tree)
+def apply(mutant: Mutant) -> None:
+    """Give the function with that node, as it is in memory, the code of the changed one."""
+    path = SOURCE / mutant.file
+    tree = ast.parse(path.read_text())
+    node = list(nodes(tree))[mutant.number][0]
+    mutate(node)
+    ast.fix_missing_locations(tree)
+    name, function = next(one for one in _functions(tree, "") if node in ast.walk(one[1]))
+    (code,) = (c for c in _codes(compile(tree, str(path), "exec")) if c.co_qualname == name)
+    arguments, changed = function.args, 0
+    for found in gc.get_objects():
+        # Not isinstance, which asks some objects for their class, and they warn.
+        if type(found) is not FunctionType or found.__code__.co_filename != str(path):
+            continue
+        if found.__code__.co_qualname == name:
+            found.__code__ = code
+            found.__defaults__ = tuple(_value(one, found) for one in arguments.defaults)
+            pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            given = {one.arg: _value(value, found) for one, value in pairs if value is not None}
+            found.__kwdefaults__ = given
+            changed += 1
+    assert changed, f"{path} has no {name} in memory"
+
+
+def _value(default: ast.expr, function: FunctionType) -> Any:
+    return eval(compile(ast.Expression(default), "default", "eval"), function.__globals__)
+
+
+def _functions(tree: ast.AST, within: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods by their qualified names; not those inside functions."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.FunctionDef):
+            yield within + child.name, child
+        elif isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{within}{child.name}.")
+        else:
+            yield from _functions(child, within)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            if "<locals>" not in one.co_qualname:
+                yield from _codes(one)

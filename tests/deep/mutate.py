@@ -1,10 +1,11 @@
 """Break the source at random places, one at a time, and see whether a test fails.
 
 A sample, not all: `--count` mutants of those in mutants.py, drawn with a seed, from each folder by
-its size. First the tests run once, traced, to learn which of them execute which lines; that map is
-kept in the temporary folder until the source or the tests change. A mutant then runs the tests
-that execute its statement, the quickest first, up to the first failure, in a process forked from
-one that has the large imports behind it. What survives is printed, to be read.
+its size. All is done in one session of pytest, in processes forked from it once the tests are
+collected and the source is imported. First each file of tests runs, traced, to learn which tests
+execute which lines; that map is kept in the temporary folder until the source or the tests change.
+A mutant is a function whose code is replaced; it runs the tests that execute its statement, the
+quickest first, up to the first failure. What survives is printed, to be read.
 
     python tests/deep/mutate.py --count 250 --seed 0
     python tests/deep/mutate.py --only statistics/joint.py:120 --seconds 600
@@ -13,88 +14,61 @@ one that has the large imports behind it. What survives is printed, to be read.
 from __future__ import annotations
 
 import argparse
-import ast
 import hashlib
 import importlib
 import json
 import os
 import random
 import resource
-import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mutants import SOURCE, Mutant, broken, mutants
+import coverage
+import pytest
+from mutants import LEFT_OUT, SOURCE, Mutant, apply, mutants
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).resolve().parent.parent
 FOLDERS = ("decomposition", "kernels", "statistics", "alignment")
 # Tests that measure time, start processes or servers, or read the project's files tell little.
 FILES = (
-    *(
-        "statistics_sketch",
-        "statistics_parts",
-        "exactness",
-        "layers",
-        "fused",
-        "scopes",
-        "analysis",
-    ),
-    *("kernels", "statistics", "statistics_equal"),
-    *(
-        "alignment_batches",
-        "alignment_api",
-        "alignment_auto",
-        "alignment_embedded",
-        "alignment_extract",
-    ),
-    *("alignment_scores", "alignment_words"),
-)
-HEAVY = (
-    *("torch", "transformers", "scipy.stats", "hypothesis", "beartype", "pytest", "coverage"),
-    *("transformers.modeling_utils", "matplotlib.pyplot", "pandas"),
+    *("kernels", "exactness", "layers", "fused", "scopes", "analysis"),
+    *("statistics", "statistics_equal", "statistics_sketch", "statistics_parts"),
+    *("alignment_batches", "alignment_api", "alignment_auto", "alignment_embedded"),
+    *("alignment_extract", "alignment_scores", "alignment_words"),
 )
 AT_ONCE = 2
 CASES = 12  # of one test function at most, evenly among them
 
 
 class Job(NamedTuple):
-    """What a process does, on a copy of the source with some files changed."""
+    """What a process does."""
 
-    changed: dict[str, str]
     seconds: int  # of the processor; a mutant that goes on for ever is noticed too
-    run: Callable[[Path], int]
-    done: Callable[[Path, int], None]  # told the folder of the copy, and how the process ended
+    run: Callable[[], int]
+    done: Callable[[int, str], None]  # told how it ended, and what it said
 
 
-def start(job: Job, folder: Path) -> int:
+def start(job: Job, said: Path) -> int:
     """The id of a forked process."""
-    package = folder / "normscope"
-    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("model", "__pycache__"))
-    (package / "alignment" / "model").symlink_to(SOURCE / "alignment" / "model")
-    for name, text in job.changed.items():
-        (package / name).write_text(text)
     child = os.fork()
     if child:
         return child
-    status = 1
+    status = 2
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (job.seconds, job.seconds))
         signal.alarm(1800)
-        said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        sys.path[:0] = [str(folder), str(TESTS)]
-        os.environ["PYTHONPATH"] = str(folder)
-        sys.dont_write_bytecode = True
-        os.chdir(TESTS.parent)
-        status = job.run(folder)
+        out = os.open(said, os.O_WRONLY | os.O_CREAT)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        status = job.run()
     except BaseException:
         traceback.print_exc()
     finally:
@@ -104,119 +78,134 @@ def start(job: Job, folder: Path) -> int:
 
 def run_all(jobs: Iterator[Job]) -> None:
     """Start each job, a few at once, until all have ended."""
-    running: dict[int, tuple[Job, tempfile.TemporaryDirectory[str]]] = {}
-    job = next(jobs, None)
-    while job or running:
-        if job and len(running) < AT_ONCE:
-            copied = tempfile.TemporaryDirectory(prefix="normscope-mutant-")
-            running[start(job, Path(copied.name))] = job, copied
-            job = next(jobs, None)
-            continue
-        child, status = os.wait()
-        ended, copied = running.pop(child)
-        ended.done(Path(copied.name), status)
-        copied.cleanup()
+    running: dict[int, tuple[Job, Path]] = {}
+    job, number = next(jobs, None), 0
+    with tempfile.TemporaryDirectory(prefix="normscope-mutants-") as folder:
+        while job or running:
+            if job and len(running) < AT_ONCE:
+                said, number = Path(folder) / str(number), number + 1
+                running[start(job, said)] = job, said
+                job = next(jobs, None)
+                continue
+            child, status = os.wait()
+            ended, said = running.pop(child)
+            ended.done(status, said.read_text(errors="replace"))
 
 
-def pytest_run(arguments: list[str], plugins: list[object] | None = None) -> int:
-    """The exit status of the tests."""
-    import pytest
+class Session:
+    """A plugin of pytest: the tests are collected as ever, and then run as often as it takes."""
 
-    quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before
-    return int(pytest.main([*quiet, *arguments], plugins=plugins))
-
-
-def trace(file: str, folder: Path) -> int:
-    """Run a file of tests; write how long each took and which lines it executed."""
-    import coverage
-    import pytest
-
-    include = [f"{folder}/normscope/{one}/*" for one in FOLDERS]
-    tracer = coverage.Coverage(data_file=None, config_file=False, include=include)
-    seconds: dict[str, float] = {}
-    passed: Counter[str] = Counter()
-    users: dict[str, list[str]] = {}
-    context = [""]
-
-    class Contexts:
-        def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-            cases: dict[str, list[Any]] = {}
-            for item in items:
-                cases.setdefault(item.originalname, []).append(item)
-            items[:] = [one for of in cases.values() for one in of[:: -(-len(of) // CASES)]]
-
-        @pytest.hookimpl(wrapper=True)
-        def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-            for name in item.fixturenames:
-                users.setdefault(f"fixture {name}", []).append(item.nodeid)
-            context[0], began = item.nodeid, time.process_time()
-            tracer.switch_context(item.nodeid)
-            done = yield
-            seconds[item.nodeid] = round(time.process_time() - began, 3)
-            return done
-
-        @pytest.hookimpl(wrapper=True)
-        def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
-            """What a shared fixture executes, each test that uses it executes."""
-            before = context[0]
-            if fixturedef.scope != "function":
-                context[0] = f"fixture {fixturedef.argname}"
-                tracer.switch_context(context[0])
-            try:
-                return (yield)
-            finally:
-                context[0] = before
-                tracer.switch_context(before)
-
-        def pytest_runtest_logreport(self, report: Any) -> None:
-            passed[report.nodeid] += report.passed  # set up, called, torn down
-
-    tracer.start()
-    status = pytest_run([f"tests/{file}"], [Contexts()])
-    tracer.stop()
-    data, lines = tracer.get_data(), {}
-    for name in data.measured_files():
-        lines[str(Path(name).relative_to(folder / "normscope"))] = {
-            line: sorted({t for c in contexts for t in users.get(c, [c]) if passed[t] == 3})
-            for line, contexts in data.contexts_by_lineno(name).items()
-        }
-    (folder / "map").write_text(json.dumps({"seconds": seconds, "lines": lines, "rc": status}))
-    return 0
-
-
-class Map:
-    """Which tests execute a line, and how long each takes."""
-
-    def __init__(self) -> None:
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.items: dict[str, Any] = {}
+        self.passed: Counter[str] = Counter()
+        self.failed = ""
+        self.tracer: Any = None
+        self.context = ""
+        self.began = 0.0
+        self.cost: dict[str, float] = defaultdict(float)  # of tests, and of fixtures they share
         self.seconds: dict[str, float] = {}
         self.lines: dict[tuple[str, int], set[str]] = {}
-        run_all(self._jobs())
+        self.ends: Counter[tuple[str, str]] = Counter()
 
-    def _jobs(self) -> Iterator[Job]:
-        """Trace the tests, or read what was traced of the same source and tests."""
+    # ---- what pytest calls
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        for path in sorted(SOURCE.glob("**/*.py")):
+            name = path.relative_to(SOURCE).with_suffix("")
+            if name.parts[0] in FOLDERS and not f"{name}.py".startswith(LEFT_OUT):
+                importlib.import_module(".".join(("normscope", *name.parts)))
+        if self.given.tests is None:
+            run_all(self.map())
+        run_all(self.mutants())
+        return True
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.passed[report.nodeid] += report.passed  # set up, called, torn down
+        if report.failed:
+            self.failed = f"{report.nodeid}: {str(report.longrepr).splitlines()[-1]}"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        """What a shared fixture executes, each test that uses it executes."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before = self.enter(f"fixture {fixturedef.argname}")
+        try:
+            return (yield)
+        finally:
+            self.enter(before)
+
+    # ---- running and tracing tests
+
+    def enter(self, context: str) -> str:
+        """What runs from here on, for the tracer and by its time; tells what ran until here."""
+        before, now = self.context, time.process_time()
+        self.cost[before] += now - self.began
+        self.context, self.began = context, now
+        if self.tracer is not None:
+            self.tracer.switch_context(context)
+        return before
+
+    def run(self, names: list[str], *, all: bool) -> None:
+        """Some tests, in this order, all or up to the first failure."""
+        for name, following in zip(names, [*names[1:], None], strict=True):
+            self.enter(name)
+            after = None if following is None else self.items[following]
+            self.items[name].ihook.pytest_runtest_protocol(item=self.items[name], nextitem=after)
+            if self.failed and not all:
+                return
+
+    def trace(self, names: list[str], path: Path) -> int:
+        """Run tests; write how long each takes and which lines it executes."""
+        include = [f"{SOURCE}/{one}/*" for one in FOLDERS]
+        self.tracer = coverage.Coverage(data_file=None, config_file=False, include=include)
+        self.tracer.start()
+        self.run(names, all=True)
+        self.enter("")
+        self.tracer.stop()
+        seconds, users = {}, {name: [name] for name in names}
+        for name in names:
+            shared = [f"fixture {one}" for one in self.items[name].fixturenames]
+            seconds[name] = round(self.cost[name] + sum(self.cost[one] for one in shared), 3)
+            for one in shared:
+                users.setdefault(one, []).append(name)
+        data, lines = self.tracer.get_data(), {}
+        for file in data.measured_files():
+            lines[str(Path(file).relative_to(SOURCE))] = {
+                line: sorted({t for c in found for t in users.get(c, []) if self.passed[t] == 3})
+                for line, found in data.contexts_by_lineno(file).items()
+            }
+        path.write_text(json.dumps({"seconds": seconds, "lines": lines}))
+        print(self.failed)
+        return 1 if self.failed else 0
+
+    def map(self) -> Iterator[Job]:
+        """Which tests execute a line: traced, or read if the same was traced before."""
         helpers = [p for p in TESTS.glob("*.py") if not p.name.startswith("test_")]
         common = [*SOURCE.glob("**/*.py"), *helpers]
         state = b"".join(p.read_bytes() for p in sorted(common))
         kept = Path(tempfile.gettempdir()) / "normscope-mutants"
         kept.mkdir(exist_ok=True)
-        for name in FILES:
-            file = f"test_{name}.py"
-            key = hashlib.sha256(state + (TESTS / file).read_bytes()).hexdigest()[:20]
-            path = kept / f"{name}-{key}.json"
+        for file in FILES:
+            test = TESTS / f"test_{file}.py"
+            key = hashlib.sha256(state + test.read_bytes()).hexdigest()[:20]
+            path = kept / f"{file}-{key}.json"
+            cases: dict[str, list[str]] = {}
+            for name in self.items:
+                if name.startswith(f"tests/{test.name}::"):
+                    cases.setdefault(name.partition("[")[0], []).append(name)
+            names = [one for of in cases.values() for one in of[:: -(-len(of) // CASES)]]
+
+            def done(status: int, said: str, path: Path = path) -> None:
+                print(f"{path.name}: traced {said.strip()[-300:] if status else ''}", flush=True)
+                self._add(path.read_text())
+
             if path.exists():
                 self._add(path.read_text())
-                continue
-
-            def done(folder: Path, status: int, path: Path = path, file: str = file) -> None:
-                if status or json.loads((folder / "map").read_text())["rc"]:
-                    print(f"{file} fails: {(folder / 'said').read_text()[-1500:]}")
-                if not status:
-                    path.write_text((folder / "map").read_text())
-                    self._add(path.read_text())
-                print(f"{file}: traced", flush=True)
-
-            yield Job({}, 3600, lambda folder, file=file: trace(file, folder), done)  # type: ignore[misc]
+            else:
+                yield Job(3600, partial(self.trace, names, path), done)
 
     def _add(self, text: str) -> None:
         found = json.loads(text)
@@ -225,82 +214,90 @@ class Map:
             for line, tests in lines.items():
                 self.lines.setdefault((file, int(line)), set()).update(tests)
 
-    def tests(self, mutant: Mutant, seconds: float) -> tuple[list[str], str, float]:
+    # ---- breaking
+
+    def tests(self, mutant: Mutant) -> tuple[list[str], float, int]:
         """Those that execute its statement, the quickest first, while time is left; of how many."""
         found = set().union(*(self.lines.get((mutant.file, n), set()) for n in mutant.lines))
         chosen: list[str] = []
         total = 0.0
         for test in sorted(found, key=lambda test: (self.seconds[test], test)):
-            if chosen and total + self.seconds[test] > seconds:
+            if chosen and total + self.seconds[test] > self.given.seconds:
                 break
             total += self.seconds[test]
             chosen.append(test)
-        return chosen, f"{len(chosen)} of {len(found)} tests", total
+        return chosen, total, len(found)
+
+    def kill(self, mutant: Mutant, tests: list[str]) -> int:
+        """1 if a test fails on it."""
+        if mutant.number >= 0:
+            apply(mutant)
+        self.run(tests, all=False)
+        print(self.failed)
+        return 1 if self.failed else 0
+
+    def mutants(self) -> Iterator[Job]:
+        """Each that was drawn; tells how all of them ended."""
+        began, ends = time.monotonic(), self.ends
+        for mutant in chosen(self.given):
+            if time.monotonic() - began > 60 * self.given.minutes:
+                break
+            tests, takes, of = self.tests(mutant)
+            if self.given.tests is not None:
+                tests = [n for n in self.items if any(one in n for one in self.given.tests)]
+            told = f"{len(tests)}/{of}"
+
+            def done(status: int, said: str, m: Mutant = mutant, of: str = told) -> None:
+                code = os.waitstatus_to_exitcode(status)
+                end = "hung" if code < 0 else {0: "SURVIVED", 1: "killed"}.get(code, "NOT TRIED")
+                why = said.strip().splitlines()[-1][-100:] if status and said.strip() else ""
+                print(f"{end:8} {m.place}  {m.how}  ({of}) {why}", flush=True)
+                if m.number >= 0:
+                    ends[m.file.split("/")[0], end] += 1
+                elif status:
+                    sys.exit(f"tests fail on what is not broken: {said[-3000:]}")
+
+            yield Job(int(4 * takes + 120), partial(self.kill, mutant, tests), done)
 
 
-def draw(count: int, seed: int) -> list[Mutant]:
-    """A share of each folder's mutants, in any order; before them one each that is not broken."""
+def chosen(given: argparse.Namespace) -> list[Mutant]:
+    """A share of each folder's mutants, in any order; after them one each that is not broken."""
     there = {folder: mutants(folder) for folder in FOLDERS}
+    if given.only is not None:
+        every = [m for found in there.values() for m in found]
+        return [m for m in every for one in given.only if f"{m.place}:".startswith(f"{one}:")]
     drawn, controls = [], []
     for folder, found in there.items():
-        share = round(count * len(found) / sum(map(len, there.values())))
-        choose = random.Random(f"{seed} {folder}")
-        drawn += choose.sample(found, share)
-        controls.append(choose.choice(found)._replace(number=-1, how="not broken: must survive"))
+        share = round(given.count * len(found) / sum(map(len, there.values())))
+        draw = random.Random(f"{given.seed} {folder}")
+        drawn += draw.sample(found, share)
+        controls.append(draw.choice(found)._replace(number=-1, how="not broken: must survive"))
         print(f"{folder}: {share} of {len(found)} mutants", flush=True)
-    random.Random(seed).shuffle(drawn)
-    return [*controls, *drawn]
+    random.Random(given.seed).shuffle(drawn)
+    return [*drawn, *controls]
 
 
 def main() -> None:
-    """Draw, break, test, tell."""
+    """Collect, then let the session do the rest."""
     ask = argparse.ArgumentParser(description=__doc__)
     ask.add_argument("--count", type=int, default=100)
     ask.add_argument("--seed", type=int, default=0)
     ask.add_argument("--seconds", type=int, default=60, help="of tests for one mutant, at most")
     ask.add_argument("--minutes", type=float, default=600, help="after which no other is begun")
     ask.add_argument("--only", nargs="*", help="FILE:LINE[:NUMBER], in place of a sample")
+    ask.add_argument("--tests", nargs="*", help="run those with such names, whatever they execute")
     given = ask.parse_args()
     os.nice(10)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    for name in HEAVY:
-        importlib.import_module(name)
-    known = Map()
-    if given.only is None:
-        chosen = draw(given.count, given.seed)
-    else:
-        chosen = [m for folder in FOLDERS for m in mutants(folder)]
-        chosen = [m for m in chosen for o in given.only if f"{m.place}:".startswith(f"{o}:")]
-    began, ends = time.monotonic(), Counter[tuple[str, str]]()
-
-    def jobs() -> Iterator[Job]:
-        for mutant in chosen:
-            if time.monotonic() - began > 60 * given.minutes:
-                break
-            tests, of, takes = known.tests(mutant, given.seconds)
-            whole = ast.unparse(ast.parse((SOURCE / mutant.file).read_text()))
-            text = whole if mutant.number < 0 else broken(mutant)
-
-            def run(_: Path, tests: list[str] = tests) -> int:
-                return pytest_run(["-x", *tests]) if tests else 0
-
-            def done(at: Path, status: int, mutant: Mutant = mutant, of: str = of) -> None:
-                said = (at / "said").read_text(errors="replace").splitlines()
-                by = next((line[:90] for line in said if line.startswith(("FAILED", "ERROR"))), "")
-                end = "hung" if os.WIFSIGNALED(status) else "killed" if status else "SURVIVED"
-                print(f"{end:8} {mutant.place}  {mutant.how}  ({of}) {by}", flush=True)
-                if mutant.number >= 0:
-                    ends[mutant.file.split("/")[0], end] += 1
-                elif status:
-                    sys.exit("\n".join(said[-40:]))  # then their failing means nothing
-
-            yield Job({mutant.file: text}, int(4 * takes + 120), run, done)
-
-    run_all(jobs())
+    os.chdir(TESTS.parent)
+    sys.path[:0] = [str(SOURCE.parent), str(TESTS)]
+    session = Session(given)
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    status = pytest.main([*options, *(f"tests/test_{f}.py" for f in FILES)], plugins=[session])
     for folder in FOLDERS:
-        print(folder, {end: n for (one, end), n in sorted(ends.items()) if one == folder})
-    caught = sum(n for (_, end), n in ends.items() if end != "SURVIVED")
-    print(f"{caught} of {ends.total()} killed")
+        print(folder, {end: n for (one, end), n in sorted(session.ends.items()) if one == folder})
+    caught = sum(n for (_, end), n in session.ends.items() if end in ("killed", "hung"))
+    print(f"{caught} of {session.ends.total()} killed")
+    sys.exit(status)
 
 
 if __name__ == "__main__":
