@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from normscope.alignment import translator as translators
 from normscope.alignment.aer import score
 from normscope.alignment.api import sentences
 from normscope.alignment.files import write_links
+from normscope.alignment.gradients import Gradients
 from normscope.alignment.links import Links
 from normscope.alignment.symmetrize import symmetrize_links
 from normscope.architectures import randomize_, tiny_model
@@ -380,6 +382,14 @@ def test_gradients_equal_finite_differences(method: str) -> None:
     assert made[0].soft is not None
     np.testing.assert_allclose(made[0].soft, expected.numpy(), rtol=1e-4)
     assert made.choices == ()
+
+
+def test_gradients_are_taken_as_they_are_by_default() -> None:
+    given = inspect.signature(align).parameters
+    usual = Gradients()
+    assert {name: given[name].default for name in ("copies", "noise", "seed")} == {
+        name: getattr(usual, name) for name in ("copies", "noise", "seed")
+    }
 
 
 def test_smoothgrad_averages_noisy_copies() -> None:

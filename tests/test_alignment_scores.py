@@ -221,8 +221,9 @@ def test_intervals_are_those_of_resampled_sentences() -> None:
         found.intervals[k][0] < narrow[k][0] < narrow[k][1] < found.intervals[k][1] for k in narrow
     )
     assert score(gold, made).intervals == {}
-    with pytest.raises(InputError, match=r"between 0 and 1"):
-        score(gold, made, resamples=2, confidence=95.0)
+    for wrong in (95.0, 0.0, 1.0):
+        with pytest.raises(InputError, match=r"between 0 and 1"):
+            score(gold, made, resamples=2, confidence=wrong)
 
 
 def test_counts_by_sentence() -> None:

@@ -207,6 +207,7 @@ def is_long(token: str) -> bool:
     [
         ([",", "."], [COMMA, PERIOD]),
         ([COMMA, 40], [COMMA, 40]),
+        ([0, 56], [0, 56]),  # the first and the last there is
         (r"b.*|the", None),
         (re.compile("b.*|the"), None),
         (is_long, None),

@@ -75,7 +75,10 @@ def test_moments_of_sequences_counted_several_times() -> None:
     values = DRAW.normal(3, 2, (6, 5, 2))
     real = (np.arange(5) < np.array([5, 2, 1, 4, 3, 5])[:, None]).astype(float)
     values[real == 0] = np.nan  # of padding nothing is read
-    weights = np.array([[1, 1, 1, 1, 1, 1], [2, 0, 3, 1, 0, 1], [0, 0, 0, 0, 0, 2]], dtype=float)
+    weights = np.array(
+        [[1, 1, 1, 1, 1, 1], [2, 0, 3, 1, 0, 1], [0, 0, 0, 0, 0, 2], [0, 0, 1, 0, 0, 0]],
+        dtype=float,  # the last counts one token alone
+    )
     whole = moments(values, real, weights)
     parts = merge_moments(
         moments(values[:4], real[:4], weights[:, :4]), moments(values[4:], real[4:], weights[:, 4:])
