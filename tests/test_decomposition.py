@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from normscope.architectures import tiny_inputs, tiny_model
 from normscope.capture import Capture, capture
 from normscope.decomposition import attention, block
-from normscope.decomposition.activations import KNOWN, derivative, gated_shares
+from normscope.decomposition.activations import KNOWN, derivative, gated_shares, secant
 from normscope.decomposition.attention import AttentionDecomposition, Positions, choose, ratio
 from normscope.decomposition.block import Norm
 from normscope.decomposition.rows import SEGMENT, Reduce, Rows, largest_of
@@ -182,6 +182,16 @@ def test_shares_of_a_gated_product(name: str, based: bool) -> None:
     assert_close(found[1], second, rtol=1e-6, atol=1e-6)
     whole = g(gate) * up - g(g0) * u0
     assert_close(found[0] * (up - u0) + found[1] * (gate - g0), whole, **EXACT)
+
+
+def test_a_secant_near_zero_keeps_its_digits() -> None:
+    """tanh(p) / p on both sides of the place where a series takes over."""
+    p = torch.tensor([1e-9, 3e-4, 9.9e-4, 1.01e-3, 0.02, -8e-4]).double()
+    exact = [1 - x**2 / 3 + 2 * x**4 / 15 - 17 * x**6 / 315 for x in p.tolist()]
+    assert_close(
+        secant(torch.tanh, p), torch.tensor(exact, dtype=torch.float64), rtol=3e-14, atol=0
+    )
+    assert secant(torch.tanh, torch.zeros(1)).tolist() == [1]
 
 
 # ---- norms
