@@ -409,6 +409,18 @@ def test_gradients_are_taken_as_they_are_by_default() -> None:
     }
 
 
+def test_the_signature_tells_what_the_links_were_made_with(marian: Any) -> None:
+    how: Any = {"copies": 2, "noise": 0.25, "seed": 3, "method": "smoothgrad"}
+    smooth = align("the cats", "a dog", marian, tokenizer(pair=False), **how).signature
+    assert "|copies:2|noise:0.25|seed:3|" in smooth
+    assert "|map:" not in smooth
+    plain = align("the cats", "a dog", marian, tokenizer(pair=False), method="saliency").signature
+    assert "|copies:" not in plain
+    fixed = align("the cats", "a dog", marian, tokenizer(pair=False), **FIXED).signature
+    assert "|map:attn_n|choice:1.sum.awi|" in fixed
+    assert "|criterion:" not in fixed
+
+
 def test_noise_is_a_share_of_the_range_of_a_sentence() -> None:
     draw = torch.Generator().manual_seed(5)
     points = 3 * torch.randn(2, 4, 6, generator=draw, dtype=torch.float64)

@@ -348,6 +348,14 @@ def test_scores_are_the_mean_of_both() -> None:
     assert math.isclose(sum(b.flipped().scores.values()), 0.25)
 
 
+def test_scores_of_one_direction_count_half() -> None:
+    links = frozenset({(0, 0), (1, 2)})
+    told, silent = Links(links, links, {(0, 0): 0.5, (1, 2): 1.0}), Links(links, links, {})
+    for pair in ((told, silent), (silent, told)):
+        assert symmetrize_links(*pair, "union").scores == {(0, 0): 0.25, (1, 2): 0.5}
+    assert symmetrize_links(silent, silent, "union").scores == {}
+
+
 def test_an_unknown_symmetrization_is_refused() -> None:
     with pytest.raises(InputError, match=r"unknown symmetrization 'grow'; valid: intersection"):
         symmetrize((), (), "grow")

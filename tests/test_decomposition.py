@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from normscope.architectures import tiny_inputs, tiny_model
 from normscope.capture import Capture, capture
-from normscope.decomposition import attention, block
+from normscope.decomposition import attention
 from normscope.decomposition.activations import KNOWN, derivative, gated_shares, secant
 from normscope.decomposition.attention import AttentionDecomposition, Positions, choose, ratio
 from normscope.decomposition.block import Norm
@@ -197,11 +197,8 @@ def test_a_secant_near_zero_keeps_its_digits() -> None:
 # ---- norms
 
 
-@pytest.mark.parametrize("most", [2**24, 60, 1])
-def test_sigma_is_the_same_in_any_blocks(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "AT_ONCE", most)
-    given = numbers(2, 7, 5).float()
-    form = NormParameters(None, None, True, 1e-3, torch.float32)
-    wide = given.double()
-    expected = (wide.var(dim=-1, unbiased=False) + 1e-3).sqrt()
-    assert_close(Norm(form, given).sigma, expected, **EXACT)
+def test_sigma_is_made_of_some_queries_at_a_time() -> None:
+    """Three queries of 2²⁴ numbers each, written down once: more than is made float64 at once."""
+    given = torch.tensor([1.0, -2.0, 3.0]).view(1, 3, 1).expand(1, 3, 2**24)
+    found = Norm(NormParameters(None, None, False, 0.25, torch.float32), given).sigma
+    assert_close(found, torch.tensor([[1.25, 4.25, 9.25]]).double().sqrt(), **EXACT)

@@ -13,7 +13,7 @@ import tiny
 import torch
 from numpy.testing import assert_allclose
 from scipy.stats import poisson, spearmanr
-from slow_statistics import COMMA, PERIOD, bert, column, corpus, measured, tokenizer
+from slow_statistics import COMMA, PERIOD, bert, column, corpus, measured, slow_corpus, tokenizer
 
 import normscope
 from normscope.architectures import tiny_model
@@ -274,6 +274,15 @@ def test_mixing_by_own_categories() -> None:
     settings = Settings(categories={"marks": [",", "."]})
     made = measured("mixing", ROWS, settings)["mixing"]["layers"]
     assert list(dict.fromkeys(made.columns["category"])) == ["marks", "others", "<unk>", "all"]
+    # Of the sequences that have them, each with the mean of its own.
+    plain = measured("mixing", ROWS, Settings(categories={"marks": [",", "."]}, masking=0))
+    by_layer = column(plain["mixing"]["layers"], "mean", category="marks", analysis="attn_n")
+    expected = []
+    for one in slow_corpus(ROWS):
+        marks = np.isin(one.ids, (COMMA, PERIOD))
+        if marks.any():
+            expected.append(100 * one.ratios()["attn_n"][:, marks].mean(axis=1))
+    assert_allclose(by_layer, np.mean(expected, axis=0), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +323,18 @@ def test_bad_rank_files(text: str | None, message: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["distilbert", "albert", "modernbert", "gpt2", "llama", "gemma2", "gpt_neox", "olmo2"]
+    "name",
+    [
+        "distilbert",
+        "albert",
+        "modernbert",
+        "gpt2",
+        "llama",
+        "gemma2",
+        "gpt_neox",
+        "olmo2",
+        "granite",
+    ],
 )
 def test_other_families(name: str) -> None:
     """Ratios and lengths of padded batches are those of each sequence analysed alone."""
