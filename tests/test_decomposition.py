@@ -11,10 +11,12 @@ from torch.testing import assert_close
 
 from normscope.architectures import tiny_inputs, tiny_model
 from normscope.capture import Capture, capture
+from normscope.capture.layers import LayerCapture, capture_layers
 from normscope.decomposition import attention
 from normscope.decomposition.activations import KNOWN, derivative, gated_shares, secant
 from normscope.decomposition.attention import AttentionDecomposition, Positions, choose, ratio
 from normscope.decomposition.block import Norm
+from normscope.decomposition.layer import LayerDecomposition
 from normscope.decomposition.rows import SEGMENT, Reduce, Rows, largest_of
 from normscope.norms import NormParameters
 
@@ -192,6 +194,24 @@ def test_a_secant_near_zero_keeps_its_digits() -> None:
         secant(torch.tanh, p), torch.tensor(exact, dtype=torch.float64), rtol=3e-14, atol=0
     )
     assert secant(torch.tanh, torch.zeros(1)).tolist() == [1]
+
+
+def test_the_residuals_column_is_the_last_behind_an_activation_too() -> None:
+    model: Any = tiny_model("marian")
+    seen = 0
+
+    def take(whole: LayerCapture) -> None:
+        nonlocal seen
+        if whole.cross is not None:
+            for one in LayerDecomposition(whole, "cross").beyond(("atb_ff", "atb_ff_res")).values():
+                assert one.own is not None
+                assert_close(one.norms[..., -1], one.own.norm(dim=-1), **EXACT)
+                assert one.norms.shape[-1] == whole.cross.shape[3] + 1
+                seen += 1
+
+    with torch.no_grad(), capture_layers(model, take):
+        model(**tiny_inputs("marian"))
+    assert seen == 6
 
 
 # ---- norms
