@@ -110,8 +110,6 @@ class Session:
         self.lines: dict[tuple[str, int], set[str]] = {}
         self.ends: Counter[tuple[str, str]] = Counter()
 
-    # ---- what pytest calls
-
     def pytest_runtestloop(self, session: Any) -> bool:
         self.items = {item.nodeid: item for item in session.items}
         for path in sorted(SOURCE.glob("**/*.py")):
@@ -138,8 +136,6 @@ class Session:
             return (yield)
         finally:
             self.enter(before)
-
-    # ---- running and tracing tests
 
     def enter(self, context: str) -> str:
         """What runs from here on, for the tracer and by its time; tells what ran until here."""
