@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,12 @@ from tiny import tokenizer
 
 import normscope
 from normscope import InputError, ModelNotFoundError, align, translate_align
+from normscope.alignment import gradients
 from normscope.alignment import translator as translators
 from normscope.alignment.aer import score
 from normscope.alignment.api import sentences
 from normscope.alignment.files import write_links
+from normscope.alignment.gradients import Gradients
 from normscope.alignment.links import Links
 from normscope.alignment.symmetrize import symmetrize_links
 from normscope.architectures import randomize_, tiny_model
@@ -193,6 +197,21 @@ def test_language_codes_reach_the_model(nllb: Path) -> None:
     other = align(["the cats"], ["the dog"], nllb, soft=True, **FIXED,
                   source_lang="fra_Latn", target_lang="eng_Latn")  # fmt: skip
     assert not np.allclose(made[0].soft, other[0].soft)
+
+
+def test_a_named_model_is_loaded_as_precisely_as_is_asked(nllb: Path, tmp_path: Path) -> None:
+    """Saved in 64 bits it stays so; saved in 16 it is computed in 32, unless that is asked for."""
+    german: Any = {"source_lang": "deu_Latn", "target_lang": "eng_Latn"}
+
+    def dtype(folder: Path, **how: Any) -> torch.dtype:
+        model = translators.translator(folder, **german, **how).model
+        return next(model.parameters()).dtype
+
+    assert dtype(nllb) == dtype(nllb, dtype="float64") == torch.float64
+    shutil.copytree(nllb, tmp_path / "half")
+    translators.translator(nllb, **german).model.bfloat16().save_pretrained(tmp_path / "half")
+    assert dtype(tmp_path / "half") == torch.float32
+    assert dtype(tmp_path / "half", dtype="bfloat16") == torch.bfloat16
 
 
 def test_a_wrong_language_code_is_refused(nllb: Path, marian: Any) -> None:
@@ -380,6 +399,39 @@ def test_gradients_equal_finite_differences(method: str) -> None:
     assert made[0].soft is not None
     np.testing.assert_allclose(made[0].soft, expected.numpy(), rtol=1e-4)
     assert made.choices == ()
+
+
+def test_gradients_are_taken_as_they_are_by_default() -> None:
+    given = inspect.signature(align).parameters
+    usual = Gradients()
+    assert {name: given[name].default for name in ("copies", "noise", "seed")} == {
+        name: getattr(usual, name) for name in ("copies", "noise", "seed")
+    }
+
+
+def test_the_signature_tells_what_the_links_were_made_with(marian: Any) -> None:
+    how: Any = {"copies": 2, "noise": 0.25, "seed": 3, "method": "smoothgrad"}
+    smooth = align("the cats", "a dog", marian, tokenizer(pair=False), **how).signature
+    assert "|copies:2|noise:0.25|seed:3|" in smooth
+    assert "|map:" not in smooth
+    plain = align("the cats", "a dog", marian, tokenizer(pair=False), method="saliency").signature
+    assert "|copies:" not in plain
+    fixed = align("the cats", "a dog", marian, tokenizer(pair=False), **FIXED).signature
+    assert "|map:attn_n|choice:1.sum.awi|" in fixed
+    assert "|criterion:" not in fixed
+
+
+def test_noise_is_a_share_of_the_range_of_a_sentence() -> None:
+    draw = torch.Generator().manual_seed(5)
+    points = 3 * torch.randn(2, 4, 6, generator=draw, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    points[1, 2:] *= 100  # padding has no say in it
+    found = gradients._noise(points, mask, 0.2, torch.Generator().manual_seed(9))
+    again = torch.Generator().manual_seed(9)
+    plain = torch.randn(2, 4, 6, generator=again, dtype=torch.float64)
+    for row, real in enumerate((points[0], points[1, :2])):
+        expected = plain[row] * 0.2 * (real.max() - real.min())
+        torch.testing.assert_close(found[row], expected, rtol=1e-12, atol=0)
 
 
 def test_smoothgrad_averages_noisy_copies() -> None:

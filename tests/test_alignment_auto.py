@@ -166,7 +166,7 @@ def test_a_sample_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     source, target = ["the cat sat"] * 12, ["a dog"] * 12
     align(source, target, model, mine, sample=5)
     align(source, target, model, mine, sample=5)
-    assert len(seen[0]) == 5
+    assert len(set(seen[0])) == 5  # no pair twice
     assert seen[0] == seen[1]
 
 

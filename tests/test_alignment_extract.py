@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import alignment_reference as slow
@@ -15,7 +16,7 @@ from torch import Tensor
 from normscope import InputError, UnsupportedModelError, align
 from normscope.alignment.aligner import Settings, candidates
 from normscope.alignment.batches import Batch, Pair, batches
-from normscope.alignment.extract import Choice, Extractor, Head
+from normscope.alignment.extract import Choice, Extractor, Head, cross_shape
 from normscope.alignment.translator import translator
 from normscope.alignment.words import Side
 from normscope.architectures import tiny_model
@@ -237,6 +238,18 @@ def test_maps_and_models_that_do_not_fit_are_refused() -> None:
         align(SOURCE, TARGET, model_of("bert"), tokenizer(pair=False))
     with pytest.raises(InputError, match=r"token budget is a number from 1 on"):
         align(SOURCE, TARGET, model_of("t5"), tokenizer(pair=False), budget=0)
+
+
+@pytest.mark.parametrize("missing", ["decoder_layers", "num_heads", "is_encoder_decoder"])
+def test_a_configuration_that_does_not_say_is_refused(missing: str) -> None:
+    told = {"decoder_layers": 2, "num_heads": 3, "is_encoder_decoder": True}
+    model: Any = torch.nn.Module()
+    model.config = SimpleNamespace(**told)
+    assert cross_shape(model) == (2, 3)
+    del told[missing]
+    model.config = SimpleNamespace(**told)
+    with pytest.raises(InputError, match="is no encoder-decoder model"):
+        cross_shape(model)
 
 
 def test_a_wrong_decomposition_is_refused() -> None:

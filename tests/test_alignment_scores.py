@@ -221,8 +221,9 @@ def test_intervals_are_those_of_resampled_sentences() -> None:
         found.intervals[k][0] < narrow[k][0] < narrow[k][1] < found.intervals[k][1] for k in narrow
     )
     assert score(gold, made).intervals == {}
-    with pytest.raises(InputError, match=r"between 0 and 1"):
-        score(gold, made, resamples=2, confidence=95.0)
+    for wrong in (95.0, 0.0, 1.0):
+        with pytest.raises(InputError, match=r"between 0 and 1"):
+            score(gold, made, resamples=2, confidence=wrong)
 
 
 def test_counts_by_sentence() -> None:
@@ -345,6 +346,14 @@ def test_scores_are_the_mean_of_both() -> None:
     assert made.scores == {(0, 0): 0.375, (1, 1): 0.5}
     assert symmetrize_links(Links.of({(0, 0)}), Links.of({(0, 0)}), "union").scores == {}
     assert math.isclose(sum(b.flipped().scores.values()), 0.25)
+
+
+def test_scores_of_one_direction_count_half() -> None:
+    links = frozenset({(0, 0), (1, 2)})
+    told, silent = Links(links, links, {(0, 0): 0.5, (1, 2): 1.0}), Links(links, links, {})
+    for pair in ((told, silent), (silent, told)):
+        assert symmetrize_links(*pair, "union").scores == {(0, 0): 0.25, (1, 2): 0.5}
+    assert symmetrize_links(silent, silent, "union").scores == {}
 
 
 def test_an_unknown_symmetrization_is_refused() -> None:

@@ -13,12 +13,12 @@ import tiny
 import torch
 from numpy.testing import assert_allclose
 from scipy.stats import poisson, spearmanr
-from slow_statistics import COMMA, PERIOD, bert, column, corpus, measured, tokenizer
+from slow_statistics import COMMA, PERIOD, bert, column, corpus, measured, slow_corpus, tokenizer
 
 import normscope
 from normscope.architectures import tiny_model
 from normscope.errors import ExactnessError, InputError
-from normscope.statistics import NAMES, Measurer, Row, Settings, Table, choose, merge
+from normscope.statistics import NAMES, Measurer, Row, Settings, Table, choose, frequency, merge
 from normscope.statistics.frequency import Frequency
 from normscope.statistics.hashing import masked_positions, resampling_weights
 from normscope.statistics.joint import add_up, correlation, count_pairs
@@ -195,6 +195,23 @@ def test_many_tokens_lose_bits_and_not_their_order(monkeypatch: pytest.MonkeyPat
     assert 0 < abs(found[0] - exact) < 0.02
 
 
+@pytest.mark.parametrize(("distinct", "dropped"), [(9, 0), (10, 0), (11, 1)])
+def test_no_bit_is_lost_up_to_the_limit(
+    distinct: int, dropped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neighbours of 1, each twice: beyond the limit the last bit goes, and with it half of them."""
+    monkeypatch.setattr(frequency, "LIMIT", 10)
+    value = np.repeat(1 + np.arange(distinct) * 2.0**-52, 2)
+    ones = np.ones(2 * distinct, dtype=np.int64)
+    part = {"dropped": 0, "group": 4 * ones.astype(np.int32), "value": value, "count": ones}
+    made = frequency.compact(part, 12)
+    assert made["dropped"] == dropped
+    kept = np.unique(value) if not dropped else 1 + np.arange(0, distinct, 2) * 2.0**-52
+    assert made["value"].tolist() == kept.tolist()
+    assert made["count"].sum() == 2 * distinct
+    assert frequency.compact(part, 2 * distinct) is part  # few enough to be left as they are
+
+
 # ---- categories
 
 
@@ -207,6 +224,7 @@ def is_long(token: str) -> bool:
     [
         ([",", "."], [COMMA, PERIOD]),
         ([COMMA, 40], [COMMA, 40]),
+        ([0, 56], [0, 56]),  # the first and the last there is
         (r"b.*|the", None),
         (re.compile("b.*|the"), None),
         (is_long, None),
@@ -256,6 +274,15 @@ def test_mixing_by_own_categories() -> None:
     settings = Settings(categories={"marks": [",", "."]})
     made = measured("mixing", ROWS, settings)["mixing"]["layers"]
     assert list(dict.fromkeys(made.columns["category"])) == ["marks", "others", "<unk>", "all"]
+    # Of the sequences that have them, each with the mean of its own.
+    plain = measured("mixing", ROWS, Settings(categories={"marks": [",", "."]}, masking=0))
+    by_layer = column(plain["mixing"]["layers"], "mean", category="marks", analysis="attn_n")
+    expected = []
+    for one in slow_corpus(ROWS):
+        marks = np.isin(one.ids, (COMMA, PERIOD))
+        if marks.any():
+            expected.append(100 * one.ratios()["attn_n"][:, marks].mean(axis=1))
+    assert_allclose(by_layer, np.mean(expected, axis=0), rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +323,18 @@ def test_bad_rank_files(text: str | None, message: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["distilbert", "albert", "modernbert", "gpt2", "llama", "gemma2", "gpt_neox", "olmo2"]
+    "name",
+    [
+        "distilbert",
+        "albert",
+        "modernbert",
+        "gpt2",
+        "llama",
+        "gemma2",
+        "gpt_neox",
+        "olmo2",
+        "granite",
+    ],
 )
 def test_other_families(name: str) -> None:
     """Ratios and lengths of padded batches are those of each sequence analysed alone."""
@@ -397,6 +435,17 @@ def test_nan_is_refused_with_the_row(name: str) -> None:
     rows = [ROWS[0], Row(77, (0, 5, 59, 2), None, (True, False, False, True))]
     measurer = Measurer(model, tokenizer(), choose(name), Settings())
     with pytest.raises(ExactnessError, match=r"row 77: .*(NaN|nan)"):
+        measurer.measure(rows)
+
+
+def test_an_output_that_is_no_number_is_refused_whatever_is_measured() -> None:
+    """Of the last layer's output no later layer tells, and these statistics do not read it."""
+    model: Any = bert()
+    with torch.no_grad():
+        model.encoder.layer[2].attention.output.dense.bias[0] = torch.nan
+    rows = [row for row in ROWS if row.key != 0]  # none of them is computed a second time
+    measurer = Measurer(model, tokenizer(), choose("dispersion"), Settings())
+    with pytest.raises(ExactnessError, match=r"(NaN|nan)"):
         measurer.measure(rows)
 
 

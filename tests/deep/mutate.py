@@ -1,197 +1,297 @@
 """Break the source at random places, one at a time, and see whether a test fails.
 
-A sample, not all: `--count` mutants of those that systematic operators give (comparisons, signs,
-numbers, truth values, dropped statements), drawn with a seed from the folders below. Each runs the
-tests of its folder, stopped at the first failure, in a process forked from one that has the large
-imports behind it. What survives is printed, to be read.
+A sample, not all: `--count` mutants of those in mutants.py, drawn with a seed, from each folder by
+its size. All is done in one session of pytest, in processes forked from it once the tests are
+collected and the source is imported. First each file of tests runs, traced, to learn which tests
+execute which lines; that map is kept in the temporary folder until the source or the tests change.
+A mutant is a function whose code is replaced; it runs the tests that execute its statement, the
+quickest first, up to the first failure. What survives is printed, to be read.
 
-    python tests/deep/mutate.py --count 40 --seed 0
+    python tests/deep/mutate.py --count 250 --seed 0
+    python tests/deep/mutate.py --only statistics/joint.py:120 --seconds 600
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import copy
+import hashlib
 import importlib
+import json
 import os
 import random
-import shutil
+import resource
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import accumulate, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-TESTS = Path(__file__).parent.parent
-SOURCE = TESTS.parent / "src" / "normscope"
-LAYERS = (
-    "test_layers.py::test_bert_block_against_loops",
-    "test_exactness.py::test_family_maps_equal_loops[llama]",
-    "test_exactness.py::test_cancelling_heads_keep_six_digits",
-    "test_layers.py::test_feed_forward_against_numerical_integration[bert-path]",
-    "test_layers.py::test_feed_forward_against_numerical_integration[llama-fixed]",
-    "test_layers.py::test_every_scope_is_complete[marian-path]",
-    "test_layers.py::test_every_scope_is_complete[granite-path]",
-    "test_layers.py::test_secants_against_integration_of_the_derivative",
-    "test_layers.py::test_identities_and_batches",
-    "test_layers.py::test_memory_changes_nothing",
-    "test_fused.py::test_fused_is_eager[bert]",
+import coverage
+import pytest
+from mutants import LEFT_OUT, SOURCE, Mutant, apply, mutants
+
+TESTS = Path(__file__).resolve().parent.parent
+FOLDERS = ("decomposition", "kernels", "statistics", "alignment")
+# Tests that measure time, start processes or servers, or read the project's files tell little.
+FILES = (
+    *("kernels", "decomposition", "exactness", "layers", "fused", "scopes", "analysis"),
+    *("statistics", "statistics_equal", "statistics_sketch", "statistics_parts"),
+    *("alignment_batches", "alignment_api", "alignment_auto", "alignment_embedded"),
+    *("alignment_extract", "alignment_scores", "alignment_words"),
 )
-# What is broken, and the tests that have to notice: the quick ones of those there are.
-FOLDERS: dict[str, tuple[str, ...]] = {
-    "decomposition": LAYERS,
-    "kernels/gram.py": LAYERS,
-    "statistics": ("test_statistics_equal.py", "test_statistics.py"),
-    "alignment": (
-        *("test_alignment_scores.py", "test_alignment_extract.py", "test_alignment_words.py"),
-        "test_alignment_api.py",
-    ),
-}
-LEFT_OUT = ("plots.py", "auto.py", "translator.py", "__init__.py")  # pictures; a trained model
-HEAVY = ("torch", "transformers", "scipy.stats")
-
-COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-}  # fmt: skip
-COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.Pow: ast.Mult,
-}  # fmt: skip
+AT_ONCE = 2
+CASES = 12  # of one test function at most, evenly among them
 
 
-def nodes(tree: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
-    """What is computed: no annotations, no docstrings, no messages of errors, no imports."""
-    for name, value in ast.iter_fields(tree):
-        if name in ("annotation", "returns", "decorator_list", "type_params"):
-            continue
-        for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.JoinedStr):
+class Job(NamedTuple):
+    """What a process does."""
+
+    seconds: int  # of the processor; a mutant that goes on for ever is noticed too
+    run: Callable[[], int]
+    done: Callable[[int, str], None]  # told how it ended, and what it said
+
+
+def start(job: Job, said: Path) -> int:
+    """The id of a forked process."""
+    child = os.fork()
+    if child:
+        return child
+    status = 2
+    try:
+        resource.setrlimit(resource.RLIMIT_CPU, (job.seconds, job.seconds))
+        signal.alarm(1800)
+        out = os.open(said, os.O_WRONLY | os.O_CREAT)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        status = job.run()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def run_all(jobs: Iterator[Job]) -> None:
+    """Start each job, a few at once, until all have ended."""
+    running: dict[int, tuple[Job, Path]] = {}
+    job, number = next(jobs, None), 0
+    with tempfile.TemporaryDirectory(prefix="normscope-mutants-") as folder:
+        while job or running:
+            if job and len(running) < AT_ONCE:
+                said, number = Path(folder) / str(number), number + 1
+                running[start(job, said)] = job, said
+                job = next(jobs, None)
                 continue
-            within = inside or isinstance(child, ast.FunctionDef)
-            if within:
-                yield child
-            yield from nodes(child, within)
+            child, status = os.wait()
+            ended, said = running.pop(child)
+            ended.done(status, said.read_text(errors="replace"))
 
 
-def mutate(node: ast.AST) -> str | None:
-    """Change the node in place and say how; None where there is nothing to change."""
-    before = ast.unparse(node)
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
-        node.ops[0] = COMPARED[type(node.ops[0])]()
-    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in COMPUTED:
-        node.op = COMPUTED[type(node.op)]()
-    elif isinstance(node, ast.BoolOp):
-        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        vars(node).update(vars(ast.Call(ast.Name("bool", ast.Load()), [node.operand], [])))
-        node.__class__ = ast.Call  # type: ignore[assignment]
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        node.value = not node.value
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        node.value += 1
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        node.value = ast.Constant(None)
-    else:
-        return None
-    return f"{before[:70]}  →  {ast.unparse(node)[:70]}"
+class Session:
+    """A plugin of pytest: the tests are collected as ever, and then run as often as it takes."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given = given
+        self.items: dict[str, Any] = {}
+        self.passed: Counter[str] = Counter()
+        self.failed = ""
+        self.tracer: Any = None
+        self.context = ""
+        self.began = 0.0
+        self.cost: dict[str, float] = defaultdict(float)  # of tests, and of fixtures they share
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[tuple[str, int], set[str]] = {}
+        self.ends: Counter[tuple[str, str]] = Counter()
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        self.items = {item.nodeid: item for item in session.items}
+        for path in sorted(SOURCE.glob("**/*.py")):
+            name = path.relative_to(SOURCE).with_suffix("")
+            if name.parts[0] in FOLDERS and not f"{name}.py".startswith(LEFT_OUT):
+                importlib.import_module(".".join(("normscope", *name.parts)))
+        if self.given.tests is None:
+            run_all(self.map())
+        run_all(self.mutants())
+        return True
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.passed[report.nodeid] += report.passed  # set up, called, torn down
+        if report.failed:
+            self.failed = f"{report.nodeid}: {str(report.longrepr).splitlines()[-1]}"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+        """What a shared fixture executes, each test that uses it executes."""
+        if fixturedef.scope == "function":
+            return (yield)
+        before = self.enter(f"fixture {fixturedef.argname}")
+        try:
+            return (yield)
+        finally:
+            self.enter(before)
+
+    def enter(self, context: str) -> str:
+        """What runs from here on, for the tracer and by its time; tells what ran until here."""
+        before, now = self.context, time.process_time()
+        self.cost[before] += now - self.began
+        self.context, self.began = context, now
+        if self.tracer is not None:
+            self.tracer.switch_context(context)
+        return before
+
+    def run(self, names: list[str], *, all: bool) -> None:
+        """Some tests, in this order, all or up to the first failure."""
+        for name, following in zip_longest(names, names[1:]):
+            self.enter(name)
+            after = None if following is None else self.items[following]
+            self.items[name].ihook.pytest_runtest_protocol(item=self.items[name], nextitem=after)
+            if self.failed and not all:
+                return
+
+    def trace(self, names: list[str], path: Path) -> int:
+        """Run tests; write how long each takes and which lines it executes."""
+        include = [f"{SOURCE}/{one}/*" for one in FOLDERS]
+        self.tracer = coverage.Coverage(data_file=None, config_file=False, include=include)
+        self.tracer.start()
+        self.run(names, all=True)
+        self.enter("")
+        self.tracer.stop()
+        seconds, users = {}, {name: [name] for name in names}
+        for name in names:
+            shared = [f"fixture {one}" for one in self.items[name].fixturenames]
+            seconds[name] = round(self.cost[name] + sum(self.cost[one] for one in shared), 3)
+            for one in shared:
+                users.setdefault(one, []).append(name)
+        data, lines = self.tracer.get_data(), {}
+        for file in data.measured_files():
+            lines[str(Path(file).relative_to(SOURCE))] = {
+                line: sorted({t for c in found for t in users.get(c, []) if self.passed[t] == 3})
+                for line, found in data.contexts_by_lineno(file).items()
+            }
+        path.write_text(json.dumps({"seconds": seconds, "lines": lines}))
+        print(self.failed)
+        return 1 if self.failed else 0
+
+    def map(self) -> Iterator[Job]:
+        """Which tests execute a line: traced, or read if the same was traced before."""
+        helpers = [p for p in TESTS.glob("*.py") if not p.name.startswith("test_")]
+        state = b"".join(p.read_bytes() for p in sorted([*SOURCE.glob("**/*.py"), *helpers]))
+        kept = Path(tempfile.gettempdir()) / "normscope-mutants"
+        kept.mkdir(exist_ok=True)
+        for file in FILES:
+            test = TESTS / f"test_{file}.py"
+            key = hashlib.sha256(state + test.read_bytes()).hexdigest()[:20]
+            path = kept / f"{file}-{key}.json"
+            cases: dict[str, list[str]] = {}
+            for name in self.items:
+                if name.startswith(f"tests/{test.name}::"):
+                    cases.setdefault(name.partition("[")[0], []).append(name)
+            some = ((of, min(len(of), CASES)) for of in cases.values())
+            names = [of[at * len(of) // most] for of, most in some for at in range(most)]
+
+            def done(status: int, said: str, path: Path = path) -> None:
+                print(f"{path.name}: traced {said.strip()[-300:] if status else ''}", flush=True)
+                self._add(path.read_text())
+
+            if path.exists():
+                self._add(path.read_text())
+            else:
+                yield Job(3600, partial(self.trace, names, path), done)
+
+    def _add(self, text: str) -> None:
+        found = json.loads(text)
+        self.seconds |= found["seconds"]
+        for file, lines in found["lines"].items():
+            for line, tests in lines.items():
+                self.lines.setdefault((file, int(line)), set()).update(tests)
+
+    # ---- breaking
+
+    def tests(self, mutant: Mutant) -> tuple[list[str], float, int]:
+        """Those that execute its statement, the quickest first, while time is left; of how many."""
+        found = set().union(*(self.lines.get((mutant.file, n), set()) for n in mutant.lines))
+        order = sorted(found, key=lambda test: (self.seconds[test], test))
+        times = list(accumulate(self.seconds[test] for test in order))
+        count = max(1, bisect_right(times, self.given.seconds))
+        return order[:count], sum(times[:count][-1:]), len(found)
+
+    def kill(self, mutant: Mutant, tests: list[str]) -> int:
+        """1 if a test fails on it."""
+        if mutant.number >= 0:
+            apply(mutant)
+        self.run(tests, all=False)
+        print(self.failed)
+        return 1 if self.failed else 0
+
+    def mutants(self) -> Iterator[Job]:
+        """Each that was drawn; tells how all of them ended."""
+        began, ends = time.monotonic(), self.ends
+        for mutant in chosen(self.given):
+            if time.monotonic() - began > 60 * self.given.minutes:
+                break
+            tests, takes, of = self.tests(mutant)
+            if self.given.tests is not None:
+                tests = [n for n in self.items if any(one in n for one in self.given.tests)]
+            told = f"{len(tests)}/{of}"
+
+            def done(status: int, said: str, m: Mutant = mutant, of: str = told) -> None:
+                code = os.waitstatus_to_exitcode(status)
+                end = "hung" if code < 0 else {0: "SURVIVED", 1: "killed"}.get(code, "NOT TRIED")
+                why = said.strip().splitlines()[-1][-100:] if status and said.strip() else ""
+                print(f"{end:8} {m.place}  {m.how}  ({of}) {why}", flush=True)
+                if m.number >= 0:
+                    ends[m.file.split("/")[0], end] += 1
+                elif status:
+                    sys.exit(f"tests fail on what is not broken: {said[-3000:]}")
+
+            yield Job(int(4 * takes + 120), partial(self.kill, mutant, tests), done)
 
 
-def mutants(file: Path) -> list[tuple[Path, int]]:
-    """A file and the number of a node in it, for every node that can be changed."""
-    tree = ast.parse(file.read_text())
-    found = []
-    for number, node in enumerate(nodes(tree)):
-        if mutate(copy.deepcopy(node)) is not None:
-            found.append((file, number))
-    return found
-
-
-def broken(file: Path, number: int) -> tuple[str, str]:
-    """The source with that node changed, and what was done where."""
-    tree = ast.parse(file.read_text())
-    node: Any = list(nodes(tree))[number]
-    how = mutate(node)
-    return ast.unparse(tree), f"{file.relative_to(SOURCE)}:{node.lineno}  {how}"
-
-
-def survives(
-    file: Path, text: str, tests: tuple[str, ...], seconds: int, *, unbroken: bool = False
-) -> bool:
-    """Whether all tests pass on a copy of the source with this text in place of the file's."""
-    with tempfile.TemporaryDirectory(prefix="normscope-mutant-") as folder:
-        package = Path(folder) / "normscope"
-        shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("model", "__pycache__"))
-        (package / "alignment" / "model").symlink_to(SOURCE / "alignment" / "model")
-        (package / file.relative_to(SOURCE)).write_text(text)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                signal.alarm(seconds)  # a mutant that hangs is noticed too
-                said = os.open(Path(folder) / "said", os.O_WRONLY | os.O_CREAT)
-                os.dup2(said, 1)
-                os.dup2(said, 2)
-                sys.path[:0] = [folder, str(TESTS)]
-                sys.dont_write_bytecode = True
-                os.chdir(TESTS.parent)
-                import pytest
-
-                given = [str(TESTS / test) for test in tests]
-                quiet = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
-                quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before
-                status = int(pytest.main([*quiet, *given]))
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(status)
-        passed = os.waitpid(child, 0)[1] == 0
-        if unbroken and not passed:
-            sys.exit((Path(folder) / "said").read_text()[-3000:])
-        return passed
+def chosen(given: argparse.Namespace) -> list[Mutant]:
+    """A share of each folder's mutants, in any order; after them one each that is not broken."""
+    there = {folder: mutants(folder) for folder in FOLDERS}
+    if given.only is not None:
+        every = [m for found in there.values() for m in found]
+        return [m for m in every for one in given.only if f"{m.place}:".startswith(f"{one}:")]
+    drawn, controls = [], []
+    for folder, found in there.items():
+        share = round(given.count * len(found) / sum(map(len, there.values())))
+        draw = random.Random(f"{given.seed} {folder}")
+        drawn += draw.sample(found, share)
+        controls.append(draw.choice(found)._replace(number=-1, how="not broken: must survive"))
+        print(f"{folder}: {share} of {len(found)} mutants", flush=True)
+    random.Random(given.seed).shuffle(drawn)
+    return [*drawn, *controls]
 
 
 def main() -> None:
-    """Draw, break, test, tell."""
+    """Collect, then let the session do the rest."""
     ask = argparse.ArgumentParser(description=__doc__)
-    ask.add_argument("--count", type=int, default=40)
+    ask.add_argument("--count", type=int, default=100)
     ask.add_argument("--seed", type=int, default=0)
-    ask.add_argument("--seconds", type=int, default=240, help="for one mutant")
+    ask.add_argument("--seconds", type=int, default=60, help="of tests for one mutant, at most")
     ask.add_argument("--minutes", type=float, default=600, help="after which no other is begun")
-    chosen = ask.parse_args()
-    for name in HEAVY:
-        importlib.import_module(name)
-    draw = random.Random(chosen.seed)
-    drawn: list[tuple[str, Path, int]] = []
-    checked: list[tuple[str, ...]] = []
+    ask.add_argument("--only", nargs="*", help="FILE:LINE[:NUMBER], in place of a sample")
+    ask.add_argument("--tests", nargs="*", help="run those with such names, whatever they execute")
+    given = ask.parse_args()
+    os.nice(10 if given.only is None else 0)
+    os.chdir(TESTS.parent)
+    sys.path[:0] = [str(SOURCE.parent), str(TESTS)]
+    session = Session(given)
+    options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    status = pytest.main([*options, *(f"tests/test_{f}.py" for f in FILES)], plugins=[session])
     for folder in FOLDERS:
-        files = [SOURCE / folder] if folder.endswith(".py") else (SOURCE / folder).glob("*.py")
-        there = [m for f in sorted(files) if f.name not in LEFT_OUT for m in mutants(f)]
-        share = chosen.count // len(FOLDERS)
-        if FOLDERS[folder] not in checked:
-            # They pass on what is not broken, or their failing would mean nothing.
-            first = there[0][0]
-            plain = ast.unparse(ast.parse(first.read_text()))
-            survives(first, plain, FOLDERS[folder], 10 * chosen.seconds, unbroken=True)
-            checked.append(FOLDERS[folder])
-        drawn += [(folder, *one) for one in draw.sample(there, min(share, len(there)))]
-        print(f"{folder}: {share} of {len(there)} mutants", flush=True)
-    draw.shuffle(drawn)
-    began, killed, tried = time.monotonic(), 0, 0
-    for folder, file, number in drawn:
-        if time.monotonic() - began > 60 * chosen.minutes:
-            break
-        text, how = broken(file, number)
-        tried += 1
-        alive = survives(file, text, FOLDERS[folder], chosen.seconds)
-        killed += not alive
-        print(f"{'SURVIVED' if alive else 'killed  '}  {how}", flush=True)
-    print(f"{killed} of {tried} killed")
+        print(folder, {end: n for (one, end), n in sorted(session.ends.items()) if one == folder})
+    caught = sum(n for (_, end), n in session.ends.items() if end in ("killed", "hung"))
+    print(f"{caught} of {session.ends.total()} killed")
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,152 @@
+"""What can be broken in a folder of the source: one node of a syntax tree at a time."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "normscope"
+# Only Triton's interpreter or a GPU executes the one; the interpreter is too slow to run for each
+# mutant. The other draws pictures, and most of its numbers are sizes and places on a page.
+LEFT_OUT = ("kernels/triton", "alignment/plots.py")
+
+COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+}  # fmt: skip
+COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.Pow: ast.Mult,
+}  # fmt: skip
+
+
+class Mutant(NamedTuple):
+    """A node of a file, the lines of its statement and what is done to it."""
+
+    file: str
+    number: int
+    line: int
+    lines: range
+    how: str
+
+    @property
+    def place(self) -> str:
+        """To name it by."""
+        return f"{self.file}:{self.line}:{self.number}"
+
+
+def nodes(
+    tree: ast.AST, lines: range | None = None, inside: bool = False
+) -> Iterator[tuple[ast.AST, range]]:
+    """What is computed, with the lines of its statement.
+
+    No annotations, docstrings, imports or messages of errors, and not zip's ``strict``, which like
+    an assertion does nothing in code that is right.
+    """
+    for name, value in ast.iter_fields(tree):
+        if name in ("annotation", "returns", "decorator_list", "type_params"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, ast.Raise | ast.JoinedStr):
+                continue
+            if isinstance(child, ast.keyword) and child.arg == "strict":
+                continue
+            within, span = inside or isinstance(child, ast.FunctionDef), lines
+            if isinstance(child, ast.FunctionDef):  # defaults count where the function is called
+                span = range(child.body[0].lineno, (child.end_lineno or 0) + 1)
+            elif isinstance(child, ast.stmt):
+                block = getattr(child, "body", None) or getattr(child, "cases", None)
+                first = block[0].lineno if block and hasattr(block[0], "lineno") else None
+                last = child.end_lineno or child.lineno
+                span = range(child.lineno, max(first or last + 1, child.lineno + 1))
+            if within and span is not None:
+                yield child, span
+            yield from nodes(child, span, within)
+
+
+def mutate(node: ast.AST) -> str | None:
+    """Change the node in place and say how; None where there is nothing to change."""
+    before = ast.unparse(node)
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
+        node.ops[0] = COMPARED[type(node.ops[0])]()
+    elif isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in COMPUTED:
+        node.op = COMPUTED[type(node.op)]()
+    elif isinstance(node, ast.BoolOp):
+        node.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        vars(node).update(vars(ast.Call(ast.Name("bool", ast.Load()), [node.operand], [])))
+        node.__class__ = ast.Call  # type: ignore[assignment]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        node.value = not node.value
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        node.value += 1
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        node.value = ast.Constant(None)
+    else:
+        return None
+    return f"{before[:70]}  →  {ast.unparse(node)[:70]}"
+
+
+def mutants(folder: str) -> list[Mutant]:
+    """Every one of a folder."""
+    found = []
+    for path in sorted((SOURCE / folder).glob("**/*.py")):
+        file = str(path.relative_to(SOURCE))
+        if not file.startswith(LEFT_OUT):
+            for number, (node, lines) in enumerate(nodes(ast.parse(path.read_text()))):
+                how = mutate(copy.deepcopy(node))
+                if how is not None:
+                    found.append(Mutant(file, number, getattr(node, "lineno", 0), lines, how))
+    return found
+
+
+def apply(mutant: Mutant) -> None:
+    """Give the function with that node, as it is in memory, the code of the changed one."""
+    path = SOURCE / mutant.file
+    tree = ast.parse(path.read_text())
+    node = list(nodes(tree))[mutant.number][0]
+    mutate(node)
+    ast.fix_missing_locations(tree)
+    name, function = next(one for one in _functions(tree, "") if node in ast.walk(one[1]))
+    (code,) = (c for c in _codes(compile(tree, str(path), "exec")) if c.co_qualname == name)
+    arguments, changed = function.args, 0
+    for found in gc.get_objects():
+        # Not isinstance, which asks some objects for their class, and they warn.
+        if type(found) is not FunctionType or found.__code__.co_filename != str(path):
+            continue
+        if found.__code__.co_qualname == name:
+            found.__code__ = code
+            found.__defaults__ = tuple(_value(one, found) for one in arguments.defaults)
+            pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            given = {one.arg: _value(value, found) for one, value in pairs if value is not None}
+            found.__kwdefaults__ = given
+            changed += 1
+    assert changed, f"{path} has no {name} in memory"
+
+
+def _value(default: ast.expr, function: FunctionType) -> Any:
+    return eval(compile(ast.Expression(default), "default", "eval"), function.__globals__)
+
+
+def _functions(tree: ast.AST, within: str) -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Functions and methods by their qualified names; not those inside functions."""
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.FunctionDef):
+            yield within + child.name, child
+        elif isinstance(child, ast.ClassDef):
+            yield from _functions(child, f"{within}{child.name}.")
+        else:
+            yield from _functions(child, within)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield one
+            if "<locals>" not in one.co_qualname:
+                yield from _codes(one)
