@@ -107,7 +107,6 @@ INEXACT = {"GraniteSWAForCausalLM": GROUPED | {"sliding_window": 4}}
 
 
 def build(name: str, tiny: dict[str, Any]) -> Any:
-
     kind = getattr(transformers, name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -175,8 +174,9 @@ def test_refused_by_name(name: str) -> None:
         check_architecture(model, inputs_of(model))
 
 
-@pytest.mark.parametrize("name", existing(*INEXACT))
-def test_what_does_not_add_up_is_refused_by_name(name: str) -> None:
-    model = build(name, INEXACT[name])
-    with pytest.raises(ExactnessError, match=r"^model\.layers\.\d\.self_attn .*: the parts differ"):
-        check_architecture(model, inputs_of(model))
+def test_what_does_not_add_up_is_refused_by_name() -> None:
+    for name in existing(*INEXACT):
+        model = build(name, INEXACT[name])
+        told = r"^model\.layers\.\d\.self_attn .*: the parts differ"
+        with pytest.raises(ExactnessError, match=told):
+            check_architecture(model, inputs_of(model))
