@@ -241,6 +241,8 @@ def test_ctrl_c_while_the_models_load_ends_everything() -> None:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(normscope.__file__).parents[1])},
+        # A shell ignores Ctrl-C for what it runs in the background, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stderr is not None
     assert "loading" in process.stderr.readline()
