@@ -118,9 +118,9 @@ class Runner:
         """What a recorded batch must have in common with another; None: not to be recorded."""
         tensors = {k: v for k, v in inputs.items() if isinstance(v, Tensor)}
         unfit = self.options.reduce or any("_ff" in name for name in self.maps)
-        if unfit or any(not p.is_cuda for p in self.model.parameters()):
-            return None
-        if len({p.device for p in self.model.parameters()}) != 1:
+        if unfit or not all(p.is_cuda for p in self.model.parameters()):
+            return None  # on a CPU the first parameter tells
+        if len({p.device for p in self.model.parameters()}) > 1:
             return None
         where = tuple(p.data_ptr() for p in self.model.parameters())  # graphs read at addresses
         facts = tuple((k, v.shape, v.dtype) for k, v in tensors.items())
