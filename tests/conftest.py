@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub is imported
 
 import browsers
+import pytest
 import torch
 from jaxtyping import install_import_hook
+from transformers.utils import logging
 
 torch.set_num_threads(1)
 # Those for a GPU (`make test-gpu`), and those that test_triton.py runs in its interpreter.
@@ -21,6 +24,20 @@ collect_ignore = [
 ]
 if importlib.util.find_spec("beartype"):  # GPU servers have little beside torch
     install_import_hook("normscope", "beartype.beartype")
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_process() -> Iterator[None]:
+    """As before after every test: the docs' snippets, for one, may ask transformers for silence."""
+    level, bars, dtype = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        torch.get_default_dtype(),
+    )
+    yield
+    logging.set_verbosity(level)
+    (logging.enable_progress_bar if bars else logging.disable_progress_bar)()
+    torch.set_default_dtype(dtype)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
