@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import alignment_tokenizers as tokenizers
@@ -24,6 +26,7 @@ from normscope.alignment.files import write_links
 from normscope.alignment.gradients import Gradients
 from normscope.alignment.links import Links
 from normscope.alignment.symmetrize import symmetrize_links
+from normscope.alignment.words import About
 from normscope.architectures import randomize_, tiny_model
 
 SOURCE = ["the cats sat .", "a dog", "raining in the garden , never"]
@@ -226,6 +229,20 @@ def test_a_wrong_language_code_is_refused(nllb: Path, marian: Any) -> None:
     with pytest.raises(InputError, match=r"target_lang='de' was given, but .*no language code"):
         linked(SOURCE, TARGET, marian, target_lang="de")
     assert linked(SOURCE, TARGET, marian, words="moses", source_lang="de", target_lang="en")
+
+
+@pytest.mark.parametrize("kind", ["marian", "whisper"])
+def test_the_source_language_is_not_asked_where_no_code_says_it(kind: str) -> None:
+    """Marian has a code for the target alone, and Whisper hears its source."""
+    codes = {"supported_language_codes": [">>en<<"]}
+    tokenizer: Any = SimpleNamespace(**codes if kind == "marian" else {"set_prefix_tokens": None})
+    target = ">>en<<" if kind == "marian" else "en"
+    for source in (None, "of no tokenizer"):
+        made = translators.Translator(None, tokenizer, tokenizer, About(), source, target)
+        assert translators._with_languages(made, named=True, moses=False) is made
+        wrong = replace(made, target_lang="of no tokenizer")
+        with pytest.raises(InputError, match="unknown target language 'of no tokenizer'"):
+            translators._with_languages(wrong, named=True, moses=False)
 
 
 # ---- several matrices, both directions, gold

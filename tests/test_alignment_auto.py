@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from tiny import tokenizer
 
 from normscope import InputError, align
 from normscope.alignment import auto
-from normscope.alignment.auto import FEATURES, Survey, posteriors, rank, rank_audio
+from normscope.alignment.auto import FEATURES, Survey, links_of, posteriors, rank, rank_audio
 from normscope.alignment.extract import Choice
 from normscope.architectures import tiny_model
 
@@ -94,6 +99,26 @@ def test_features_by_their_definitions() -> None:
     assert found[1]["lexical"] == pytest.approx(2 * likely / (3 + 7))
     with pytest.raises(InputError, match=r"unknown criterion 'aer'; valid: norm, concentration"):
         rank(seen, source, target, by="aer")
+
+
+def test_links_of_a_batch_by_their_definition() -> None:
+    """The largest of the words that are there, −1 for the column of no word and unwritten rows."""
+    absent = torch.tensor([[True, False, False, False, False], [False, False, True, True, False]])
+    written = torch.tensor([[True, True, True], [True, True, False]])
+    batch: Any = SimpleNamespace(absent=lambda: absent, written=lambda: written)
+    values = torch.tensor(
+        [
+            [[0.0, 0.25, 0.5, 0.125, 0.125], [0, 0, 0, 0.25, 0.75], [0, 0, 0, 0.5, 0.25]],
+            [[0.5, 0.25, 0, 0, 0.25], [0.125, 0.5, 0, 0, 0.25], [1, 0, 0, 0, 0]],
+        ],
+        dtype=torch.float64,
+    )[:, None]  # of one candidate
+    unchecked = inspect.unwrap(links_of)  # of the types
+    best, share = unchecked(batch, values)
+    assert best[:, 0].tolist() == [[2, -1, 3], [0, 1, -1]]
+    assert share[:, 0].tolist() == [[0.5, 0.75, 0.5 / 0.75], [0.5, 0.5 / 0.875, 1]]
+    plain: Any = SimpleNamespace(absent=lambda: None, written=lambda: written)
+    assert unchecked(plain, values)[0][:, 0].tolist() == [[2, 4, 3], [0, 1, -1]]
 
 
 @pytest.mark.parametrize("by", FEATURES)

@@ -212,6 +212,24 @@ def test_no_bit_is_lost_up_to_the_limit(
     assert frequency.compact(part, 2 * distinct) is part  # few enough to be left as they are
 
 
+@pytest.mark.parametrize(("points", "kept"), [(20, 20), (21, 7)])
+def test_equal_points_are_counted_together_beyond_twice_the_limit(
+    points: int, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frequency, "LIMIT", 10)
+
+    def part(here: Any) -> Any:
+        ones = np.ones(len(here), dtype=np.int64)
+        group = 4 * ones.astype(np.int32)
+        return {"alpha": {"dropped": 0, "group": group, "value": here % 7 * 1.0, "count": ones}}
+
+    one, other = part(np.arange(8)), part(np.arange(8, points))
+    merged = Frequency(Settings()).merge(one, other)["alpha"]
+    assert len(merged["value"]) == kept
+    assert merged["count"].sum() == points
+    assert merged["dropped"] == 0
+
+
 # ---- categories
 
 
@@ -425,6 +443,23 @@ def test_a_wrong_number_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ExactnessError, match=r"row \d+: the statistics of layer 0 differ"):
         measured("mixing", ROWS)
     measured("mixing", [row for row in ROWS if row.key != 0])  # drawn by its key: here none
+
+
+def test_the_row_of_a_wrong_number_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from normscope.statistics import batch
+
+    right = vars(batch.Layer)["transformed_norm"].func
+
+    def wrong(layer: Any) -> Any:
+        made = right(layer).clone()
+        made[2] *= 1 + 1e-9
+        return made
+
+    monkeypatch.setattr(batch.Layer, "transformed_norm", property(wrong))
+    rows = sorted(ROWS, key=lambda row: row.key)[:4]
+    assert rows[0].key == 0  # which has the whole batch computed a second time
+    with pytest.raises(ExactnessError, match=rf"^row {rows[2].key}: the statistics of layer 0"):
+        Measurer(bert(), tokenizer(), choose("mixing"), Settings()).measure(rows)
 
 
 @pytest.mark.parametrize("name", NAMES)

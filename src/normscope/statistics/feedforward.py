@@ -191,7 +191,7 @@ class Amplification:
         largest = np.full(len(pairs), -np.inf)
         np.maximum.at(largest, where, cells["difference"])
         mean = np.bincount(where, weights=cells["difference"], minlength=len(pairs)) / count
-        order = np.lexsort((pairs[:, 2], pairs[:, 1], -largest, -count, pairs[:, 0]))
+        order = np.lexsort((-largest, -count, pairs[:, 0]))  # stable: equal ones stay by their ids
         pairs = pairs[order]
         notes = (
             f"of each layer the {self.settings.top} cells (query, key) of the corpus whose length "
