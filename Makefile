@@ -13,8 +13,8 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-deep test-wheel mutants lint types test-lowest test-gpu \
-	bench docs clean
+.PHONY: help demo test test-browser test-deep test-wheel mutants coverage lint types test-lowest \
+	test-gpu bench docs clean
 
 help:  ## show this list
 	@echo "make GOAL [PYTHON=python3.12]"
@@ -46,6 +46,12 @@ test-wheel: $(VENV)/.installed  ## build wheel and sdist, install the wheel alon
 mutants: $(VENV)/.installed  ## break the source at random places and see the tests fail
 	$(VENV)/bin/python tests/deep/mutate.py
 
+coverage: export COVERAGE_FILE = $(CURDIR)/.coverage
+coverage: $(VENV)/.installed  ## every test, and which lines of the source they execute
+	$(PYTEST:python=$(VENV)/bin/python -m coverage run)
+	$(VENV)/bin/coverage combine -q
+	$(VENV)/bin/coverage report --skip-covered --show-missing
+
 lint: $(VENV)/.installed  ## ruff: the rules and the format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -67,7 +73,7 @@ docs: $(VENV)/.installed  ## build the documentation, strictly, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 clean:  ## remove what these goals made
-	rm -rf $(VENV) $(VENV_LOWEST) site .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_LOWEST) site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is installed anew when what it was made from changes; __init__.py has the version.

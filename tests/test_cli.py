@@ -436,7 +436,7 @@ def test_what_can_be_known_before_is_refused_before_the_model_is_loaded(
     def load(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(cli, "run_analysis", load)
+    monkeypatch.setattr("normscope.commands.analyze.run_analysis", load)
     fail("analyze", "--text", CAT, *arguments)
 
 
@@ -448,7 +448,7 @@ def test_a_folder_that_cannot_be_written_to_is_found_out_before(
 
     # Not by the folder's mode, which does not stop the administrator.
     monkeypatch.setattr(Path, "touch", refused)
-    monkeypatch.setattr(cli, "run_analysis", None)
+    monkeypatch.setattr("normscope.commands.analyze.run_analysis", None)
     line = fail("analyze", "--text", CAT, "--output", str(tmp_path / "out.json"))
     assert "Permission denied" in line
     (tmp_path / "out.csv").mkdir()
@@ -513,7 +513,7 @@ def test_the_unexpected_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr(cli, "run_analysis", broken)
+    monkeypatch.setattr("normscope.commands.analyze.run_analysis", broken)
     line = fail("analyze", "--text", CAT, status=1)
     assert line.startswith("unexpected RuntimeError: two lines; ")
     assert "--debug" in line
@@ -524,7 +524,7 @@ def test_interrupting_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "run_analysis", interrupted)
+    monkeypatch.setattr("normscope.commands.analyze.run_analysis", interrupted)
     assert fail("analyze", "--text", CAT, status=130) == "interrupted"
 
 
@@ -539,7 +539,7 @@ def test_transformers_speaks_as_before_afterwards(
         assert done.stderr == ""
         assert logging.get_verbosity() == INFO
         assert logging.is_progress_bar_enabled()
-        monkeypatch.setattr(cli, "run_analysis", None)
+        monkeypatch.setattr("normscope.commands.analyze.run_analysis", None)
         fail("analyze", "--text", CAT, status=1)
         assert logging.get_verbosity() == INFO
         assert logging.is_progress_bar_enabled()
