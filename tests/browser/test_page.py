@@ -20,8 +20,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def fragment(page: Page) -> dict[str, str]:
-    page.wait_for_timeout(160)  # the address follows the state a moment later
-    return dict(pair.split("=") for pair in page.url.partition("#")[2].split("&") if "=" in pair)
+    """Of the address, which follows the state 120 ms later; the page's own clock tells when."""
+    address: str = page.evaluate(
+        "() => new Promise(done => setTimeout(() => done(location.hash), 130))"
+    )
+    return dict(pair.split("=") for pair in address.removeprefix("#").split("&") if "=" in pair)
 
 
 def listed(page: Page) -> list[list[str]]:

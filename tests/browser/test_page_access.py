@@ -74,22 +74,23 @@ def test_the_policy_stops_what_is_not_of_the_page(chromium: Browser, tmp_path: P
     page.on("requestfailed", lambda one: stopped.append(f"{one.url} {one.failure}"))
     page.goto((tmp_path / "page.html").as_uri())
     page.wait_for_selector(".normscope[data-ready]")
-    page.evaluate(
-        """() => {
-            const script = document.createElement("script");
-            script.textContent = "window.ran = true";
-            document.body.append(script);
-            const image = document.createElement("img");
-            image.src = "http://127.0.0.1:9/x.png";
-            document.body.append(image);
-            const box = document.createElement("div");
-            box.innerHTML = "<b onclick='window.ran = true'>x</b>";
-            document.body.append(box);
-            box.firstChild.click();
-        }"""
-    )
+    with page.expect_event("requestfailed"):
+        page.evaluate(
+            """() => {
+                const script = document.createElement("script");
+                script.textContent = "window.ran = true";
+                document.body.append(script);
+                const image = document.createElement("img");
+                image.src = "http://127.0.0.1:9/x.png";
+                document.body.append(image);
+                const box = document.createElement("div");
+                box.innerHTML = "<b onclick='window.ran = true'>x</b>";
+                document.body.append(box);
+                box.firstChild.click();
+            }"""
+        )
     page.evaluate("fetch('http://127.0.0.1:9/').catch(() => {})")
-    page.wait_for_timeout(100)
+    page.wait_for_timeout(100)  # for what should not come
     assert stopped == ["http://127.0.0.1:9/x.png csp"]  # the fetch did not even begin
     assert page.evaluate("window.ran === undefined")
     page.close()

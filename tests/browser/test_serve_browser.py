@@ -6,6 +6,7 @@ import csv
 import functools
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,10 @@ def test_a_foreign_page_in_the_same_browser_gets_nothing(
         page.goto(f"http://127.0.0.1:{foreign.server_port}/")
         assert page.evaluate(ATTEMPTS, running.url) == ["TypeError"] * 3
         page.wait_for_function("frames.length == 2")
-        page.wait_for_timeout(500)
+        until = time.monotonic() + 10
+        while ("POST", 403) not in answers and time.monotonic() < until:
+            page.wait_for_timeout(100)
+        page.wait_for_timeout(500)  # for what should not come
         assert page.locator("#app").is_visible()
         shown = [frame for frame in page.frames if frame.url == running.url]
         assert not any(frame.query_selector("form") for frame in shown)
