@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import platform
+import subprocess
+import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -132,6 +135,34 @@ def test_working_memory_is_taken_again() -> None:
     copied = scratch.copy("c", turned.float())
     assert torch.equal(copied, turned.float().double())
     assert copied.stride() == turned.stride()
+
+
+FAULTS = """
+import resource
+import torch
+from normscope.kernels import Scratch
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        [torch.ones(3 * 2**20) for _ in range(4)]  # 12 MiB each, 12288 pages together
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+given_back = faults()
+Scratch()
+print(given_back, faults())
+"""
+
+
+def test_freed_memory_is_kept_for_the_next_array() -> None:
+    """What a C library other than glibc does with it is its own affair."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
+    )
+    given_back, kept = map(int, done.stdout.split())
+    if platform.libc_ver()[0] == "glibc":
+        assert given_back > kept
+        assert kept <= 12288  # at most once, for all eight rounds
 
 
 # ---- which kernels serve

@@ -49,9 +49,12 @@ class Norm:
         """γ ⊙ (v − mean v): the part that is the same for all queries."""
         return Linear(self.parameters.centred, self.parameters.scale)
 
-    def __call__(self, vectors: Float[Tensor, "*stack batch query hidden"]) -> Tensor:
+    def __call__(
+        self, vectors: Float[Tensor, "*stack batch query hidden"], out: Tensor | None = None
+    ) -> Tensor:
         """The linear part divided by each query's σ; β belongs to no vector."""
-        return self.linear(vectors) / self.sigma.to(vectors.dtype).unsqueeze(-1)
+        sigma = self.sigma.to(vectors.dtype).unsqueeze(-1)
+        return torch.div(self.linear(vectors, out=out), sigma, out=out)
 
     def bias(self, bias: Float[Tensor, "*batch *query hidden"] | None) -> Tensor | None:
         """What belongs to no token, β included."""
@@ -59,7 +62,7 @@ class Norm:
         if bias is None:
             return None if beta is None else beta.double().expand(1, 1, -1)
         made = self(bias)
-        return made if beta is None else made + beta
+        return made if beta is None else made.add_(beta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +84,8 @@ class Parts:
 
     def norm(self, norm: Norm) -> Parts:
         """Through a normalisation."""
-        both = [self.others] if self.own is None else [self.others, self.own]
-        others, *own = norm(torch.stack(both))
+        both = torch.stack([self.others] if self.own is None else [self.others, self.own])
+        others, *own = norm(both, out=both)
         return replace(
             self,
             linear=(*self.linear, norm.linear),
@@ -167,14 +170,16 @@ class Known:
         others = parts.others.norm(dim=-1)
         none = torch.zeros_like(others)
         if parts.linear or parts.own is not parts.alone.own:
-            whole = parts.whole() if parts.bias is None else parts.whole() + parts.bias
+            away = parts.others - real
+            for part in (parts.own, parts.bias):
+                away = away if part is None else away.add_(part)
         else:  # attention alone: as it was before it was parted
-            whole = parts.alone.reconstructed
+            away = parts.alone.reconstructed - real
         return cls(
             none if parts.own is None else parts.own.norm(dim=-1),
             others,
             none if parts.bias is None else parts.bias.norm(dim=-1) + none,
-            (whole - real).norm(dim=-1, dtype=torch.float64),
+            away.norm(dim=-1, dtype=torch.float64),
             parts.weight,
         )
 

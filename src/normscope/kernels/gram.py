@@ -156,7 +156,8 @@ def quadratic_norms(
     made = [torch.empty((batch, keys, queries), **new) for _ in matrices]
     # On a CPU, turning many long rows one number at a time is slow; torch turns matrices in tiles.
     turned = alpha.transpose(2, 3)
-    turned = turned.contiguous() if queries >= 256 and alpha.device.type == "cpu" else turned
+    if queries >= 256 and alpha.device.type == "cpu":
+        turned = scratch.take("turned", turned.shape, alpha, alpha.dtype).copy_(turned)
     for here in blocks(keys, batch * heads * 2 * queries, alpha.device):
         scaled = scratch.take("scaled", (batch, here.stop - here.start, heads, queries), alpha)
         # Laid out anew: strided operands would make the product copy each small matrix.
