@@ -102,7 +102,7 @@ MUTATIONS = {
     ),
     "β dropped": (
         "decomposition/block.py",
-        "return made if beta is None else made + beta\n",
+        "return made if beta is None else made.add_(beta)\n",
         "return made\n",
         "test_layers.py::test_bert_block_against_loops",
     ),

@@ -76,7 +76,8 @@ class _Commands(TyperGroup):
 def _usage(error: Any) -> str:
     """`Missing option '--text'; see normscope analyze --help`."""
     command = getattr(getattr(error, "ctx", None), "command_path", "normscope")
-    return f"{error.format_message().rstrip('.')}; see {command} --help"
+    told = error.format_message().replace(" (env var: 'None')", "")  # older typer with newer click
+    return f"{told.rstrip('.')}; see {command} --help"
 
 
 def _print_version(wanted: bool) -> bool:
