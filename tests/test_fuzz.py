@@ -237,7 +237,8 @@ def test_files_of_links_that_are_no_text(tmp_path: Path, data: bytes, form: Any)
     with suppress(InputError):
         assert all(isinstance(one, Links) for one in read_links(path, form))
     with suppress(InputError):
-        assert b"\n".join(line.encode() for line in read_lines(path)) in data.replace(b"\r", b"")
+        made = b"\n".join(line.encode() for line in read_lines(path))
+        assert made in (data + b"\n").replace(b"\r\n", b"\n")
 
 
 # ---- corpora

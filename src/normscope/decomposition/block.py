@@ -84,8 +84,10 @@ class Parts:
 
     def norm(self, norm: Norm) -> Parts:
         """Through a normalisation."""
-        both = torch.stack([self.others] if self.own is None else [self.others, self.own])
-        others, *own = norm(both, out=both)
+        both = [self.others] if self.own is None else [self.others, self.own]
+        name, shape = f"normed {len(self.linear)}", (len(both), *self.others.shape)
+        stacked = self.alone.scratch.take(name, shape, self.others, self.others.dtype)
+        others, *own = norm(torch.stack(both, out=stacked), out=stacked)
         return replace(
             self,
             linear=(*self.linear, norm.linear),
