@@ -38,7 +38,8 @@ test-browser: $(VENV)/.installed  ## the page in a real Chromium; make test runs
 DEPTH ?= 50
 test-deep: $(VENV)/.installed  ## property tests and fuzzing for as long as a night (DEPTH=50)
 	NORMSCOPE_DEEP=$(DEPTH) $(PYTEST:python=$(VENV)/bin/python) --hypothesis-show-statistics \
-		tests/test_properties_deep.py tests/test_fuzz.py
+		tests/test_properties_deep.py tests/test_fuzz.py \
+		tests/test_triton.py::test_kernels_against_dense_arithmetic
 
 test-wheel: $(VENV)/.installed  ## build wheel and sdist, install the wheel alone, run the demo from it
 	$(VENV)/bin/python tests/deep/wheel.py

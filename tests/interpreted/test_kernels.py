@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from kernel_checks import (
     CHAINS,
     Step,
@@ -22,6 +24,7 @@ from kernel_checks import (
     kernels,
     numbers,
 )
+from profiles import examples
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +131,75 @@ def test_a_multiplier_is_one_number_for_all_places() -> None:
     )
     for one, other in zip(made, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+# ---- random shapes: a few here, many in a deep run
+
+DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+STEPS = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3)
+
+
+@examples(6)
+@given(
+    shape=st.tuples(*(st.integers(1, most) for most in (3, 20, 40, 40))),
+    dtype=DTYPES,
+    made=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_quadratic_norms_of_any_shape(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, made: torch.dtype
+) -> None:
+    check_quadratic(shape, dtype, made)
+
+
+@examples(6)
+@given(
+    heads=st.integers(1, 24),
+    rows=st.integers(1, 12),
+    size=st.integers(2, 100),
+    steps=STEPS,
+    own=st.booleans(),
+)
+def test_gram_matrices_of_any_shape(
+    heads: int, rows: int, size: int, steps: list[Step], own: bool
+) -> None:
+    check_gram(heads, rows, size, steps, own)
+
+
+@examples(4)
+@given(
+    rows=st.integers(1, 12),
+    size=st.integers(2, 100),
+    dtype=DTYPES,
+    centred=st.booleans(),
+    affine=st.booleans(),
+)
+def test_row_lengths_of_any_shape(
+    rows: int, size: int, dtype: torch.dtype, centred: bool, affine: bool
+) -> None:
+    check_rows(rows, size, dtype, centred, affine)
+
+
+@examples(6)
+@given(
+    heads=st.sampled_from([(1, 1), (2, 1), (4, 2), (6, 2), (6, 3), (8, 8)]),
+    lengths=st.tuples(st.integers(1, 40), st.integers(0, 30)),
+    size=st.sampled_from([16, 32, 40, 64]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    causal=st.booleans(),
+    window=st.none() | st.integers(1, 20),
+    masked=st.sampled_from(["", "padded", "added"]),
+    batch=st.integers(1, 2),
+)
+def test_flash_norms_of_any_shape(
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    size: int,
+    dtype: torch.dtype,
+    causal: bool,
+    window: int | None,
+    masked: str,
+    batch: int,
+) -> None:
+    queries, before = lengths
+    window = window if causal else None
+    check_flash(heads, (queries, queries + before), size, dtype, causal, window, masked, batch)
