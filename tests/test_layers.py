@@ -192,13 +192,16 @@ NODES: Any = np.polynomial.legendre.leggauss(300)
 
 def integrated_gradients(function: Any, parts: Tensor, base: Tensor) -> Tensor:
     """c_j = ∫ parts_j · ∇function(base + t Σ parts) dt for every j, by 300 nodes and autograd."""
-    total = parts.sum(dim=0)
-    shares = torch.zeros(len(parts), *function(base).shape, dtype=torch.float64)
-    for node, weight in zip(*NODES, strict=True):
-        at = base + (node + 1) / 2 * total
-        for j, part in enumerate(parts):
-            shares[j] += weight / 2 * torch.func.jvp(function, (at,), (part,))[1]
-    return shares
+    nodes, weights = (torch.from_numpy(one) for one in NODES)
+    at = base + (nodes[:, None] + 1) / 2 * parts.sum(dim=0)
+
+    def slope(at: Tensor, part: Tensor) -> Tensor:
+        made: Tensor = torch.func.jvp(function, (at,), (part,))[1]
+        return made
+
+    of_parts = torch.func.vmap(slope, in_dims=(None, 0))
+    slopes = torch.func.vmap(of_parts, in_dims=(0, None))(at, parts)  # node part …
+    return torch.einsum("n,np...->p...", weights / 2, slopes)
 
 
 @pytest.mark.parametrize("ff_bias", FF_BIASES)
