@@ -14,7 +14,7 @@ from normscope import export, report
 from normscope.analysis import analyze as run_analysis
 from normscope.analysis import check_maps
 from normscope.commands import picture
-from normscope.commands.options import Debug, Device, Dtype, Revision
+from normscope.commands.options import Debug, Device, Dtype, Model, Revision
 from normscope.decomposition.attention import MAPS
 from normscope.errors import InputError
 from normscope.quiet import quiet
@@ -22,14 +22,7 @@ from normscope.quiet import quiet
 
 def analyze(
     text: Annotated[str, typer.Option(metavar="TEXT", help="The text that the model reads.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A folder, or a name on the Hugging Face hub (owner/name). Without it, the "
-            "default model: all-MiniLM-L6-v2, a small BERT.",
-        ),
-    ] = None,
+    model: Model = None,
     text_pair: Annotated[
         str | None,
         typer.Option(metavar="TEXT", help="A second text, for models that read two at once."),

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from normscope.commands.options import Debug, Device, Dtype, Revision
+from normscope.commands.options import Debug, Device, Dtype, Model, Revision
 from normscope.errors import InputError
 
 DEFAULT = "dispersion,categories,frequency,mixing,preserve_mix"
@@ -32,14 +32,7 @@ def corpus(
             "text (and text_pair); .pkl Clark et al.'s tokens.",
         ),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A folder, or a name on the Hugging Face hub (owner/name). Without it, the "
-            "default model: all-MiniLM-L6-v2, a small BERT.",
-        ),
-    ] = None,
+    model: Model = None,
     statistics: Annotated[
         str,
         typer.Option(

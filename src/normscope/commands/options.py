@@ -6,6 +6,14 @@ from typing import Annotated
 
 import typer
 
+Model = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="A folder, or a name on the Hugging Face hub (owner/name). Without it, the default "
+        "model: all-MiniLM-L6-v2, a small BERT.",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps. Without it, cpu.")
 ]
