@@ -131,12 +131,16 @@ class Runner:
         kept = {k: v.clone() if isinstance(v, Tensor) else v for k, v in inputs.items()}
         collector = Collector(self.model, kept, self.maps, self.options, None, inputs)
         graph = torch.cuda.CUDAGraph()
+        random = torch.cuda.default_generators[torch.cuda.current_device()]
+        before = random.clone_state()
         torch.cuda.synchronize()
         try:
             with torch.cuda.graph(graph):
                 self._forward(kept, collector)
         except RuntimeError:  # the model looks at its numbers on the way
             torch.cuda.synchronize()
+            # A recording that fails leaves the generator waiting for its end, and refusing to draw.
+            random.graphsafe_set_state(before)
             return None
         return _Graph(graph, kept, collector)
 
