@@ -39,11 +39,35 @@ MUTATIONS = {
         "return made",
         "test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
-    "grouped heads not repeated in the kernel": (
+    "grouped heads not repeated in the products": (
+        "kernels/products.py",
+        "value.repeat_interleave(heads // groups, dim=1)",
+        "value.repeat(1, heads // groups, 1, 1)",
+        "test_exactness.py::test_family_is_seen_exactly[llama]",
+    ),
+    "grouped heads not repeated in the vectors": (
         "kernels/gram.py",
         "rows.repeat_interleave(len(weight) // groups, dim=0)",
         "rows.repeat(len(weight) // groups, 1, 1)",
-        "test_exactness.py::test_family_is_seen_exactly[llama]",
+        "test_products.py::test_maps_are_the_same_by_either_form[llama]",
+    ),
+    "products of two heads counted once": (
+        "kernels/products.py",
+        "times = 2 * torch.ones_like",
+        "times = torch.ones_like",
+        "test_exactness.py::test_family_is_seen_exactly[bert]",
+    ),
+    "products kept although the weight has changed": (
+        "kernels/products.py",
+        "if seen is None or not torch.equal(seen, probe):",
+        "if seen is None:",
+        "test_products.py::test_kept_until_the_weight_changes_in_whatever_way",
+    ),
+    "the query's own vector left to float32 where heads cancel": (
+        "decomposition/attention.py",
+        "if bool(lost.any()):",
+        "if False:",
+        "test_products.py::test_heads_that_cancel_in_float32",
     ),
     "grouped heads tiled instead of repeated in the reconstruction": (
         "capture/recorder.py",
@@ -96,7 +120,7 @@ MUTATIONS = {
     ),
     "σ taken from each part": (
         "decomposition/block.py",
-        "made = [sigma(part.double()).squeeze(-1) for part in given.split(step, dim=1)]",
+        "made = [sigma(part.to(wide)).squeeze(-1) for part in given.split(step, dim=1)]",
         "made = [sigma(given.double() - given.double().mean(dim=1, keepdim=True)).squeeze(-1)]",
         "test_layers.py::test_bert_block_against_loops",
     ),

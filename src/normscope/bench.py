@@ -9,7 +9,8 @@ The same weights and the same random ids go through
     2024      normscope: the feed-forward scopes
     reduce    normscope: mixing ratios and the 16 largest contributors of each token, no map kept
     matmul    one large square product, in the dtype of the feed-forward's products
-    dense …   every vector αf(x) built, from the recorded α, values and W_O, in the dtype named
+    dense …   what 2020 gives (both maps, ‖f‖, ratios, the gap to the model's output), by building
+              every vector αf(x) from the recorded α, values and W_O, in the dtype named
 """
 
 from __future__ import annotations
@@ -218,13 +219,26 @@ def _dense(settings: Settings, model: Any, inputs: Any, tokens: int) -> Iterator
             yield Work(name, call, note, times=times)
 
 
-def dense(one: Capture, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """‖f‖ and ‖Σ_h αf‖ by building every αf(x), a (batch, head, query, key, hidden) tensor."""
+def dense(one: Capture, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What `2020` gives of one attention, by building every αf(x).
+
+    That is a (batch, head, query, key, hidden) tensor; lengths and sums over keys are read off it.
+    """
     repeats = one.alpha.shape[1] // one.value.shape[1]  # value heads are shared in groups
     value = one.value.to(dtype).repeat_interleave(repeats, dim=1)
     f = torch.einsum("bhke,heo->bhko", value, one.projection.weight.to(dtype))
     weighted = one.alpha.to(dtype).unsqueeze(-1) * f.unsqueeze(2)
-    return f.norm(dim=-1), weighted.sum(dim=1).norm(dim=-1)
+    summed = weighted.sum(dim=1)
+    whole, own = summed.sum(dim=2), summed.diagonal(dim1=1, dim2=2).transpose(1, 2)
+    bias = 0 if one.projection.bias is None else one.projection.bias.to(dtype)
+    mixed, kept = ((whole - own).norm(dim=-1), own.norm(dim=-1))
+    return {
+        "attn_w": one.alpha.mean(dim=1),
+        "attn_n": summed.norm(dim=-1),
+        "transformed_norm": f.norm(dim=-1),
+        "mixing_ratio": mixed / (mixed + kept),
+        "gap": (whole + bias - one.output.to(dtype)).norm(dim=-1),
+    }
 
 
 def run(settings: Settings) -> dict[str, Any]:

@@ -21,6 +21,7 @@ class Projection:
     name: str  # the module's path in the model
     weight: Float[Tensor, "head head_size out"]
     bias: Float[Tensor, " out"] | None
+    module: nn.Module | None = None  # which applies it
 
 
 def project(
@@ -52,7 +53,7 @@ def is_linear(module: nn.Module) -> bool:
 def projection_of(module: nn.Module, name: str, heads: int, given: Tensor) -> Projection:
     """Weight and bias of a linear module that has just read ``given``, cut into ``heads``."""
     weight, bias = affine(module, name, given)
-    return Projection(name, weight.unflatten(0, (heads, -1)), bias)
+    return Projection(name, weight.unflatten(0, (heads, -1)), bias, module)
 
 
 def _is_conv1d(module: nn.Module) -> bool:

@@ -28,8 +28,11 @@ from normscope.kernels import (
     flash_norms,
     fused,
     gram_matrices,
+    product_grams,
+    products_of,
     quadratic_norms,
 )
+from normscope.kernels.products import LARGEST
 from normscope.shapes import Bool, Float
 
 MAPS = ("attn_w", "attn_n")
@@ -44,6 +47,7 @@ BOUNDS = {
 }
 TF32 = 5e-3  # where torch.backends.cuda.matmul.allow_tf32 is set
 TINY = torch.finfo(torch.float64).tiny
+CANCELLED = 16  # a sum this much shorter than its parts is made again in float64
 CELLS = 2  # of each row of a batch and each layer, computed again the slow way
 DRAWS = 64  # layers with cells of their own
 
@@ -121,11 +125,45 @@ class AttentionDecomposition:
 
     def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
         """Gram matrices also of L_1 f, L_2 L_1 f, …; kept as ``grams``."""
-        own = self.captured.own_weight()
-        weight = self.captured.projection.weight if self.flash else self.weight
-        found = gram_matrices(self.value, weight, chain, own, self.scratch, self.kernels)
+        own, projection = self.captured.own_weight(), self.captured.projection
+        if self.products:
+            assert projection.module is not None
+            products = products_of(projection.module, projection.weight, chain)
+            matrices = product_grams(self.value, products, self.scratch)
+            single = matrices[0].diagonal(dim1=2, dim2=3).transpose(1, 2).sqrt()
+            found = Grams(matrices, single, None if own is None else self._own(own, single))
+        else:
+            weight = projection.weight if self.flash else self.weight
+            found = gram_matrices(self.value, weight, chain, own, self.scratch, self.kernels)
         self.__dict__["grams"] = found
         return found
+
+    @property
+    def products(self) -> bool:
+        """Whether Gram matrices are made from products of W_O with itself."""
+        projection, device = self.captured.projection, self.captured.device
+        small = projection.weight.shape[0] * projection.weight.shape[1] <= LARGEST
+        ours = device.type == "cpu" and fused(self.kernels, device) is None
+        return small and ours and projection.module is not None
+
+    def _own(
+        self, weights: Float[Tensor, "batch head key"], single: Float[Tensor, "batch head key"]
+    ) -> Float[Tensor, "batch key out"]:
+        """Σ_h α_ii f_h(x_i) in the dtype of the reconstruction, good to rounding."""
+        wide = torch.promote_types(self.captured.output.dtype, torch.float32)
+        weight = self.captured.projection.weight.flatten(0, 1)
+        value = self.value.transpose(1, 2)  # batch key head e
+        if value.shape[2] < weights.shape[1]:
+            value = value.repeat_interleave(weights.shape[1] // value.shape[2], dim=2)
+        weights = weights.transpose(1, 2).unsqueeze(-1)
+        made = (value.to(wide) * weights.to(wide)).flatten(2) @ weight.to(wide)
+        if wide != torch.float64:  # where heads cancel, its rounding counts
+            parts = (weights[..., 0] * single.transpose(1, 2)).sum(dim=-1)
+            lost = made.norm(dim=-1) < parts / CANCELLED
+            if bool(lost.any()):
+                rows = (value[lost].double() * weights[lost].double()).flatten(1)
+                made[lost] = (rows @ weight.double()).to(wide)
+        return made
 
     @cached_property
     def flash(self) -> bool:
@@ -165,9 +203,9 @@ class AttentionDecomposition:
 
     @cached_property
     def total(self) -> Float[Tensor, "batch query out"]:
-        """Σ αf, in float64; in float32 where 16-bit weights are never written down."""
-        whole = self.reconstructed if self.flash else self.reconstructed.double()
-        return whole if self.bias is None else whole - self.bias
+        """Σ αf."""
+        whole = self.reconstructed
+        return whole if self.bias is None else whole - self.bias.to(whole.dtype)
 
     def bias_share(self) -> Float[Tensor, "batch query"]:
         """‖b_O‖: what belongs to no token, the same for every query."""
@@ -181,10 +219,11 @@ class AttentionDecomposition:
         difference = (self.reconstructed - self.captured.output).norm(dim=-1, dtype=torch.float64)
         return difference / (sums + self.bias_share()).clamp_min(TINY)
 
-    @property
+    @cached_property
     def own(self) -> Float[Tensor, "batch query out"] | None:
         """Σ_h αf of the query itself; None where no key is the query itself."""
-        return self.grams.diagonal
+        made = self.grams.diagonal
+        return None if made is None else made.to(self.reconstructed.dtype)
 
     @cached_property
     def others(self) -> Float[Tensor, "batch query out"]:
@@ -192,7 +231,7 @@ class AttentionDecomposition:
         if self.own is None:
             return self.total
         made = self.reconstructed - self.own
-        return made if self.bias is None else made.sub_(self.bias)
+        return made if self.bias is None else made.sub_(self.bias.to(made.dtype))
 
     def at(self, i: Tensor, j: Tensor) -> Cells:
         """The vectors αf of some cells, (batch, cell) each, built whole."""

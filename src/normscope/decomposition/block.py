@@ -38,10 +38,11 @@ class Norm:
 
     @cached_property
     def sigma(self) -> Float[Tensor, "batch query"]:
-        """What it divided by, in float64, a block of queries at a time."""
+        """What it divided by, a block of queries at a time."""
         given, sigma = self.given, self.parameters.sigma
+        wide = torch.promote_types(given.dtype, torch.float32)
         step = max(1, 2**24 // given[:, :1].numel())
-        made = [sigma(part.double()).squeeze(-1) for part in given.split(step, dim=1)]
+        made = [sigma(part.to(wide)).squeeze(-1) for part in given.split(step, dim=1)]
         return made[0] if len(made) == 1 else torch.cat(made, dim=1)
 
     @cached_property
@@ -67,7 +68,7 @@ class Norm:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Every key's vector for every query, in factored form; float64."""
+    """Every key's vector for every query, in factored form."""
 
     alone: AttentionDecomposition
     linear: tuple[Linear, ...]  # L, its steps in order

@@ -57,9 +57,9 @@ def shares(weights: Weights, parts: Parts, ff_bias: FFBias) -> Shares:
     "path": the bias is a summand like the others, with a share of its own, and g(0) stays with
     it. "fixed": the bias is there from the start, and g(bias) stays with it.
     """
-    whole, g = parts.whole(), weights.activation
+    whole, g = parts.whole().double(), weights.activation
     first = whole @ weights.first.double()
-    bias = torch.zeros_like(whole) if parts.bias is None else parts.bias.expand_as(whole)
+    bias = torch.zeros_like(whole) if parts.bias is None else parts.bias.to(whole).expand_as(whole)
     first_bias = _affine(bias, weights.first, weights.first_bias)
     fixed = ff_bias == "fixed"
     if weights.gate is None:

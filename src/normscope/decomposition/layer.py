@@ -169,7 +169,7 @@ class LayerDecomposition:
     def _known_in_one_pass(self, chosen: Sequence[str]) -> dict[str, Known] | None:
         """The lengths that scopes need, by one kernel, where the block is a plain one."""
         triton = fused(self.alone.kernels, self.captured.device)
-        block, own, residual = self.block, self.alone.own, self.captured.residual
+        block, own, residual = self.block, self.alone.grams.diagonal, self.captured.residual
         plain = block.branch is None and block.scale is None and not self.layer.layout.parallel
         plain = plain and not (block.after and "atb_ln" in chosen)
         if triton is None or not plain or own is None or residual is None:

@@ -10,6 +10,7 @@ from normscope.kernels.gram import (
     head_vectors,
     quadratic_norms,
 )
+from normscope.kernels.products import product_grams, products_of
 from normscope.kernels.scratch import Scratch
 
 __all__ = [
@@ -22,5 +23,7 @@ __all__ = [
     "fused",
     "gram_matrices",
     "head_vectors",
+    "product_grams",
+    "products_of",
     "quadratic_norms",
 ]
