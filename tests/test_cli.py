@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import huggingface_hub
 import numpy as np
@@ -24,6 +24,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from tiny import tokenizer
 from transformers.utils import logging
+from typer.models import OptionInfo
 from typer.testing import CliRunner
 
 import normscope
@@ -603,6 +604,23 @@ def test_a_family_that_is_not_exact_is_not_proved(monkeypatch: pytest.MonkeyPatc
 
 
 # ---- help and version
+
+
+def test_no_placeholder_is_taken_for_a_name() -> None:
+    """Typer 0.27 calls an option after its metavar where that is the parameter in capitals."""
+    from normscope.cli import app
+
+    seen = 0
+    for command in app.registered_commands:
+        assert command.callback is not None
+        hints = get_type_hints(command.callback, include_extras=True)
+        for name, hint in hints.items():
+            for option in getattr(hint, "__metadata__", ()):
+                if isinstance(option, OptionInfo) and (option.metavar or "").lower() == name:
+                    named = option.default, *(option.param_decls or ())
+                    assert f"--{name}" in named, f"{command.callback}: {name}"
+                    seen += 1
+    assert seen > 10
 
 
 def test_help_explains_every_option() -> None:

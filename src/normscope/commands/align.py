@@ -29,6 +29,7 @@ Model = Annotated[
 Map = Annotated[
     str,
     typer.Option(
+        "--map",
         metavar="MAP",
         help="What is read off the cross-attention. attn_n: the norm ‖αf(x)‖. attn_w: the weight "
         "α. attn_res_ln_n, atb_ff, …: on through norm and feed-forward.",
@@ -131,6 +132,7 @@ def align(
     method: Annotated[
         str,
         typer.Option(
+            "--method",
             metavar="METHOD",
             help="attention, or a baseline: saliency, smoothgrad (gradients), eflomal (learns "
             "from the two texts, without a model).",

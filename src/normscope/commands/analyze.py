@@ -21,7 +21,9 @@ from normscope.quiet import quiet
 
 
 def analyze(
-    text: Annotated[str, typer.Option(metavar="TEXT", help="The text that the model reads.")],
+    text: Annotated[
+        str, typer.Option("--text", metavar="TEXT", help="The text that the model reads.")
+    ],
     model: Model = None,
     text_pair: Annotated[
         str | None,

@@ -24,7 +24,7 @@ def bench(
         ),
     ] = None,
     dtype: Annotated[
-        str, typer.Option(metavar="DTYPE", help="float64, float32, bfloat16, float16.")
+        str, typer.Option("--dtype", metavar="DTYPE", help="float64, float32, bfloat16, float16.")
     ] = "float32",
     lengths: Annotated[str, typer.Option(metavar="N[,N]", help="Tokens of each text.")] = "128,512",
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Texts at once.")] = 1,

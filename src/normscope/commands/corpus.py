@@ -141,6 +141,7 @@ def corpus(
     address: Annotated[
         str | None,
         typer.Option(
+            "--address",
             metavar="ADDRESS",
             help="Of the Ray cluster; auto: the one this machine belongs to. Without it, Ray is "
             "started here.",

@@ -15,12 +15,15 @@ Model = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, mps. Without it, cpu.")
+    str | None,
+    typer.Option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1, mps. Without it, cpu."),
 ]
 Dtype = Annotated[
     str | None,
     typer.Option(
-        metavar="DTYPE", help="float64, float32, bfloat16, float16. Without it, as stored."
+        "--dtype",
+        metavar="DTYPE",
+        help="float64, float32, bfloat16, float16. Without it, as stored.",
     ),
 ]
 Revision = Annotated[

@@ -38,6 +38,7 @@ def serve(
     token: Annotated[
         str | None,
         typer.Option(
+            "--token",
             metavar="TOKEN",
             envvar="NORMSCOPE_TOKEN",
             help="Who asks must know it. With --allow-remote one is made if none is given.",
