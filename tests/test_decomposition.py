@@ -15,7 +15,7 @@ from normscope.capture.layers import LayerCapture, capture_layers
 from normscope.decomposition import attention
 from normscope.decomposition.activations import KNOWN, derivative, gated_shares, secant
 from normscope.decomposition.attention import AttentionDecomposition, Positions, choose, ratio
-from normscope.decomposition.block import Norm
+from normscope.decomposition.block import Norm, length
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.decomposition.rows import SEGMENT, Reduce, Rows, largest_of
 from normscope.norms import NormParameters
@@ -218,7 +218,21 @@ def test_the_residuals_column_is_the_last_behind_an_activation_too() -> None:
 
 
 def test_sigma_is_made_of_some_queries_at_a_time() -> None:
-    """Three queries of 2²⁴ numbers each, written down once: more than is made float64 at once."""
-    given = torch.tensor([1.0, -2.0, 3.0]).view(1, 3, 1).expand(1, 3, 2**24)
-    found = Norm(NormParameters(None, None, False, 0.25, torch.float32), given).sigma
+    """Three queries of 2²⁴ numbers each, written down once: more than is looked at at once."""
+    given = torch.tensor([1.0, -2.0, 3.0]).double().view(1, 3, 1).expand(1, 3, 2**24)
+    found = Norm(NormParameters(None, None, False, 0.25, torch.float64), given).sigma
     assert_close(found, torch.tensor([[1.25, 4.25, 9.25]]).double().sqrt(), **EXACT)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sigma_of_narrow_states_is_good_to_float32(dtype: torch.dtype, centred: bool) -> None:
+    """Also with a few places a thousand times as large as the others, as trained models have."""
+    given = torch.randn(2, 5, 4096, generator=torch.Generator().manual_seed(0))
+    given[:, 1:3, ::1024] *= 1000
+    given = given.to(dtype)
+    form = NormParameters(None, None, centred, 1e-6, torch.float32)
+    exact = form.sigma(given.double()).squeeze(-1)
+    assert_close(Norm(form, given).sigma.double(), exact, rtol=2e-7, atol=0)
+    lengths = given.double().norm(dim=-1)
+    assert_close(length(given.float()), lengths, rtol=2e-7, atol=0)

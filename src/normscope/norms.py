@@ -33,8 +33,7 @@ class NormParameters:
 
     def sigma(self, whole: Vectors) -> Float[Tensor, "*rows 1"]:
         """What the norm divides ``whole`` vectors by."""
-        length = torch.linalg.vector_norm(self.centre(whole), dim=-1, keepdim=True)
-        return (length.square() / whole.shape[-1] + self.eps).sqrt()
+        return (self.centre(whole).square().mean(dim=-1, keepdim=True) + self.eps).sqrt()
 
     def apply(self, x: Vectors) -> Vectors:
         """The norm itself, in the dtype of ``x``."""

@@ -157,6 +157,11 @@ class Parts:
         return made + self.residual_alone[cells.row, cells.i] * (cells.i == cells.j).unsqueeze(-1)
 
 
+def length(vectors: Float[Tensor, "*rows hidden"]) -> Float[Tensor, "*rows"]:
+    """‖v‖. Squares are added up in pairs: torch's norm adds one to the other, and loses a digit."""
+    return torch.linalg.vecdot(vectors, vectors).sqrt().double()
+
+
 @dataclass(frozen=True, eq=False)
 class Known:
     """Lengths of (query, hidden) vectors of one scope, (batch, query) each."""
@@ -170,7 +175,7 @@ class Known:
     @classmethod
     def of(cls, parts: Parts, real: Float[Tensor, "batch query hidden"]) -> Known:
         """By torch's operations."""
-        others = parts.others.norm(dim=-1)
+        others = length(parts.others)
         none = torch.zeros_like(others)
         if parts.linear or parts.own is not parts.alone.own:
             away = parts.others - real
@@ -179,10 +184,10 @@ class Known:
         else:  # attention alone: as it was before it was parted
             away = parts.alone.reconstructed - real
         return cls(
-            none if parts.own is None else parts.own.norm(dim=-1),
+            none if parts.own is None else length(parts.own),
             others,
-            none if parts.bias is None else parts.bias.norm(dim=-1) + none,
-            away.norm(dim=-1, dtype=torch.float64),
+            none if parts.bias is None else length(parts.bias) + none,
+            length(away),
             parts.weight,
         )
 
