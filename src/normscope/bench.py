@@ -231,7 +231,7 @@ def dense(one: Capture, dtype: torch.dtype) -> dict[str, Tensor]:
     summed = weighted.sum(dim=1)
     whole, own = summed.sum(dim=2), summed.diagonal(dim1=1, dim2=2).transpose(1, 2)
     bias = 0 if one.projection.bias is None else one.projection.bias.to(dtype)
-    mixed, kept = ((whole - own).norm(dim=-1), own.norm(dim=-1))
+    mixed, kept = (whole - own).norm(dim=-1), own.norm(dim=-1)
     return {
         "attn_w": one.alpha.mean(dim=1),
         "attn_n": summed.norm(dim=-1),

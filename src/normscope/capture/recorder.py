@@ -84,6 +84,18 @@ class Capture:
         assert isinstance(self.weights, Tensor)
         return self.weights.diagonal(dim1=-2, dim2=-1)
 
+    def own_vectors(self) -> Float[Tensor, "batch query out"] | None:
+        """Σ_h α_ii f(x_i) as one product, in the dtype of :meth:`reconstruct`."""
+        alpha = self.own_weight()
+        if alpha is None:
+            return None
+        wide = torch.promote_types(self.output.dtype, torch.float32)
+        value = self.value.to(wide)
+        if value.shape[1] != alpha.shape[1]:
+            value = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
+        weighted = (value * alpha.to(wide).unsqueeze(-1)).transpose(1, 2).flatten(2)
+        return weighted @ self.projection.weight.flatten(0, 1).to(wide)
+
     def reconstruct(self) -> Float[Tensor, "batch query out"]:
         """Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equal to ``output``."""
         wide = torch.promote_types(self.output.dtype, torch.float32)

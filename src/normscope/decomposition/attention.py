@@ -125,15 +125,18 @@ class AttentionDecomposition:
 
     def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
         """Gram matrices also of L_1 f, L_2 L_1 f, …; kept as ``grams``."""
-        own, projection = self.captured.own_weight(), self.captured.projection
+        projection = self.captured.projection
         if self.products:
             assert projection.module is not None
             products = products_of(projection.module, projection.weight, chain)
             matrices = product_grams(self.value, products, self.scratch)
             single = matrices[0].diagonal(dim1=2, dim2=3).transpose(1, 2).sqrt()
-            found = Grams(matrices, single, None if own is None else self._own(own, single))
+            found = Grams(matrices, single, self._own(single))
         else:
-            weight = projection.weight if self.flash else self.weight
+            own, weight = (
+                self.captured.own_weight(),
+                projection.weight if self.flash else self.weight,
+            )
             found = gram_matrices(self.value, weight, chain, own, self.scratch, self.kernels)
         self.__dict__["grams"] = found
         return found
@@ -146,23 +149,18 @@ class AttentionDecomposition:
         ours = device.type == "cpu" and fused(self.kernels, device) is None
         return small and ours and projection.module is not None
 
-    def _own(
-        self, weights: Float[Tensor, "batch head key"], single: Float[Tensor, "batch head key"]
-    ) -> Float[Tensor, "batch key out"]:
-        """Σ_h α_ii f_h(x_i) in the dtype of the reconstruction, good to rounding."""
-        wide = torch.promote_types(self.captured.output.dtype, torch.float32)
-        weight = self.captured.projection.weight.flatten(0, 1)
-        value = self.value.transpose(1, 2)  # batch key head e
-        if value.shape[2] < weights.shape[1]:
-            value = value.repeat_interleave(weights.shape[1] // value.shape[2], dim=2)
-        weights = weights.transpose(1, 2).unsqueeze(-1)
-        made = (value.to(wide) * weights.to(wide)).flatten(2) @ weight.to(wide)
-        if wide != torch.float64:  # where heads cancel, its rounding counts
-            parts = (weights[..., 0] * single.transpose(1, 2)).sum(dim=-1)
-            lost = made.norm(dim=-1) < parts / CANCELLED
-            if bool(lost.any()):
-                rows = (value[lost].double() * weights[lost].double()).flatten(1)
-                made[lost] = (rows @ weight.double()).to(wide)
+    def _own(self, single: Float[Tensor, "batch head key"]) -> Tensor | None:
+        """Σ_h α_ii f_h(x_i); made again in float64 where heads cancel, and rounding counts."""
+        made, weights = self.captured.own_vectors(), self.captured.own_weight()
+        if made is None or weights is None or made.dtype == torch.float64:
+            return made
+        lost = made.norm(dim=-1) < (weights * single).sum(dim=1) / CANCELLED
+        if bool(lost.any()):
+            alpha = weights.transpose(1, 2)[lost].double().unsqueeze(-1)
+            value = self.value.transpose(1, 2)[lost].double()  # row group e
+            value = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
+            rows = torch.einsum("rhe,heo->ro", alpha * value, self.weight)
+            made[lost] = rows.to(made.dtype)
         return made
 
     @cached_property

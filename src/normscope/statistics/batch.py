@@ -23,6 +23,7 @@ from normscope.capture import Capture
 from normscope.capture.layers import LayerCapture
 from normscope.capture.scores import lowest
 from normscope.decomposition.attention import TINY, AttentionDecomposition
+from normscope.decomposition.block import length
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.shapes import Bool, Float, Int
 from normscope.statistics.base import Row, Settings
@@ -122,7 +123,7 @@ class Layer:
     @cached_property
     def transformed_norm(self) -> Float[Tensor, "row head key"]:
         """‖f_h(x_j)‖."""
-        value, factor = self.captured.value, _factor(self.whole, self.captured)
+        value, factor = self.captured.value, _factor(self.captured)
         groups, heads = value.shape[1], len(factor)
         rows = value.to(factor.dtype).transpose(0, 1).flatten(1, 2)
         rows = rows.repeat_interleave(heads // groups, dim=0) if groups < heads else rows
@@ -132,7 +133,7 @@ class Layer:
     @cached_property
     def input_norm(self) -> Float[Tensor, "row query"]:
         """‖x_i‖ of what the residual connection carries: the layer's input."""
-        return _length(self.residual)
+        return length(self.residual)
 
     @property
     def residual(self) -> Float[Tensor, "row query hidden"]:
@@ -179,7 +180,7 @@ class Layer:
         made = {}
         for name, one in zip(self.scopes, parts, strict=False):  # the last only with a norm after
             assert one.own is not None
-            made[name] = _length(one.own), _length(one.others)
+            made[name] = length(one.own), length(one.others)
         return made
 
     def _plain_lengths(self) -> dict[str, tuple[Tensor, Tensor]]:
@@ -190,7 +191,7 @@ class Layer:
         own, others = both.norm(dim=-1).double()
         made = {"attn_n": (own, others)}
         both[0] += self.residual
-        made["attn_res_n"] = _length(both[0]), others
+        made["attn_res_n"] = length(both[0]), others
         norm = self.taken._norm(self.taken.block.after)
         if norm is not None:
             own, others = norm.linear(both, out=both).norm(dim=-1).double() / self.sigma
@@ -211,7 +212,7 @@ class Layer:
     def total_norm(self) -> Float[Tensor, "row query"]:
         """‖Σ_j s_ij‖."""
         output, bias = self.captured.output, self.captured.projection.bias
-        return _length(output if bias is None else output - bias)
+        return length(output if bias is None else output - bias)
 
     @cached_property
     def norm_scale(self) -> Float[Tensor, "row query"] | None:
@@ -244,46 +245,31 @@ class _FromOutput(AttentionDecomposition):
     @cached_property
     def reconstructed(self) -> Float[Tensor, "batch query out"]:
         """Σ αf + b_O as the model has it."""
-        return self.captured.output.to(self._wide)
+        output = self.captured.output
+        return output.to(torch.promote_types(output.dtype, torch.float32))
 
     @cached_property
     def own(self) -> Float[Tensor, "batch query out"] | None:
         """Σ_h αf of the query itself: one product."""
-        captured, wide = self.captured, self._wide
-        alpha = captured.own_weight()
-        assert alpha is not None
-        value = captured.value.to(wide)
-        if value.shape[1] != alpha.shape[1]:
-            value = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
-        weighted = (value * alpha.to(wide).unsqueeze(-1)).transpose(1, 2).flatten(2)
-        return weighted @ captured.projection.weight.flatten(0, 1).to(wide)
-
-    @property
-    def _wide(self) -> torch.dtype:
-        return torch.promote_types(self.captured.output.dtype, torch.float32)
-
-
-def _length(vectors: Float[Tensor, "row query hidden"]) -> Float[Tensor, "row query"]:
-    return vectors.norm(dim=-1).double()
+        return self.captured.own_vectors()
 
 
 # Triangular factors by module, and the state of the weight that they were made from.
 _FACTORS: WeakKeyDictionary[nn.Module, tuple[Any, Tensor]] = WeakKeyDictionary()
 
 
-def _factor(whole: LayerCapture, captured: Capture) -> Float[Tensor, "head e e"]:
+def _factor(captured: Capture) -> Float[Tensor, "head e e"]:
     """Rᵀ with W_O^h = Rᵀ Qᵀ, so that ‖v W_O^h‖ = ‖v Rᵀ‖; made in float64."""
-    weight, path = captured.projection.weight, captured.projection.name
-    module = whole.module.get_submodule(path.removeprefix(f"{whole.name}."))
+    module, weight = captured.projection.module, captured.projection.weight
     held = getattr(module, "weight", None)
     known = isinstance(held, Tensor) and held.data_ptr() == weight.data_ptr()
     # What an adapter or a quantised layer makes anew each time has no version to go by.
     counted = known and not weight.is_inference()
     state = (weight.data_ptr(), weight._version, weight.shape, weight.dtype) if counted else None
-    if state is None or _FACTORS.get(module, (None,))[0] != state:
+    if module is None or state is None or _FACTORS.get(module, (None,))[0] != state:
         made = torch.linalg.qr(weight.double().transpose(1, 2), mode="r").R.transpose(1, 2)
         made = made.contiguous().to(torch.promote_types(weight.dtype, torch.float32))
-        if state is None:
+        if module is None or state is None:
             return made
         _FACTORS[module] = state, made
     return _FACTORS[module][1]
