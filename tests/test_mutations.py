@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -155,6 +156,13 @@ MUTATIONS = {
         "test_layers.py::test_bert_block_against_loops",
     ),
 }
+
+
+def test_make_mutants_names_tests_that_exist() -> None:
+    told = (HERE / "deep" / "mutate.py").read_text(encoding="utf-8")
+    names = re.findall(r'"(\w+)"', told.partition("\nFILES = (")[2].partition("\n)")[0])
+    assert len(names) > 15
+    assert not [name for name in names if not (HERE / f"test_{name}.py").is_file()]
 
 
 @pytest.mark.parametrize("mistake", MUTATIONS)

@@ -41,8 +41,8 @@ TESTS = Path(__file__).resolve().parent.parent
 FOLDERS = ("decomposition", "kernels", "statistics", "alignment")
 # Tests that measure time, start processes or servers, or read the project's files tell little.
 FILES = (
-    *("kernels", "decomposition", "exactness", "layers", "fused", "scopes", "analysis"),
-    *("statistics", "statistics_equal", "statistics_sketch", "statistics_parts"),
+    *("kernels_torch", "products", "decomposition", "exactness", "layers", "fused", "scopes"),
+    *("analysis", "statistics", "statistics_equal", "statistics_sketch", "statistics_parts"),
     *("alignment_batches", "alignment_api", "alignment_auto", "alignment_embedded"),
     *("alignment_extract", "alignment_scores", "alignment_words"),
 )
