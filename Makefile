@@ -57,7 +57,7 @@ lint: $(VENV)/.installed  ## ruff: the rules and the format
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-types: $(VENV)/.installed  ## mypy over src and tests
+types: $(VENV)/.installed  ## mypy over src, tests and experiments
 	$(VENV)/bin/mypy
 
 test-lowest: $(VENV_LOWEST)/.installed  ## every test, lowest versions claimed (downloads several GB)

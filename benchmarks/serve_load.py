@@ -184,7 +184,7 @@ def main() -> None:
     }
     machine = {
         "cores": os.cpu_count(),
-        "system": platform.platform(terse=True),
+        "system": platform.system(),
         "python": platform.python_version(),
         "note": "clients, server and worker on the same machine, which others use as well",
     }

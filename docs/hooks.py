@@ -2,59 +2,19 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
 from pathlib import Path
 from typing import Any
 
-LINK = re.compile(r"\[([^\]]+)\]\(([\w./-]+\.md)(?:#[\w-]+)?\)")
 LIST = "<!-- list of reproductions -->"
 
 
-def on_config(config: Any) -> None:
-    """Leave out of the navigation what belongs to a part that this checkout does not have."""
-    config.nav = [entry for entry in (_there(one, config) for one in config.nav) if entry]
-
-
-def _there(entry: Any, config: Any) -> Any:
-    if isinstance(entry, str):
-        return entry if _has(entry, config) else None
-    kept = {}
-    for title, below in entry.items():
-        if isinstance(below, list):
-            below = [one for one in (_there(one, config) for one in below) if one]
-        elif not _has(below, config):
-            continue
-        if below:
-            kept[title] = below
-    return kept
-
-
-def _has(page: str, config: Any) -> bool:
-    needed = config.extra["parts"].get(page)
-    return needed is None or (Path(config.config_file_path).parent / needed).exists()
-
-
-def on_files(files: Any, config: Any) -> None:
-    """And out of the site."""
-    for file in list(files.documentation_pages()):
-        if not _has(file.src_uri, config):
-            files.remove(file)
-
-
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Links to such pages become plain words; reproductions are listed where that is asked for."""
-    folder = posixpath.dirname(page.file.src_uri)
-
-    def linked(link: re.Match[str]) -> str:
-        target = posixpath.normpath(posixpath.join(folder, link[2]))
-        return link[0] if _has(target, config) else link[1]
-
-    markdown = LINK.sub(linked, markdown)
+    """Reproductions are listed where that is asked for."""
     markdown = re.sub(r"^```console$", "```bash", markdown, flags=re.MULTILINE)  # for its colours
     if LIST in markdown:
-        found = [f for f in files.documentation_pages() if f.src_uri.startswith("reproductions/")]
-        rows = [_row(f) for f in found if f.src_uri != page.file.src_uri]
+        found = [f for f in files.documentation_pages() if f.src_uri.endswith("/index.md")]
+        rows = [_row(f) for f in found if f.src_uri.startswith("reproductions/") and f != page.file]
         markdown = markdown.replace(LIST, "\n".join(sorted(rows)) or "None in this checkout.")
     return markdown
 

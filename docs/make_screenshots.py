@@ -40,8 +40,6 @@ class Shot:
 
 SHOTS = (
     Shot("viewer-compare", "map=attn_w&vs=attn_n&layer=2&query=11", height=1010),
-    Shot("viewer-compare-dark", "map=attn_w&vs=attn_n&layer=2", height=960, scheme="dark"),
-    Shot("viewer-tokens", "map=attn_n&layer=2&query=16", height=800),
     Shot("viewer-matrix-dark", "view=matrix&map=attn_w&vs=attn_n&layer=2&special=hide",
          height=860, scheme="dark"),
     Shot("viewer-overview", "view=overview&map=attn_n&layer=2", height=1320),

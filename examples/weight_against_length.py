@@ -1,6 +1,7 @@
 """α against ‖f(x)‖, every pair of a layer (2020 paper, Fig. 5).
 
-The shorter the vector, the larger the weight: [CLS] stands apart from everything else.
+[CLS] stands apart, with the shortest vectors and the largest weights; among the other tokens a
+longer vector goes with a slightly larger weight.
 """
 
 import sys

@@ -196,9 +196,11 @@ def test_language_codes_reach_the_model(nllb: Path) -> None:
     assert made[0].soft.shape == (2, 3)
     french = align(["the cats"], ["the dog"], nllb, soft=True, **FIXED,
                    source_lang="deu_Latn", target_lang="fra_Latn")  # fmt: skip
+    assert french[0].soft is not None
     assert not np.allclose(made[0].soft, french[0].soft)
     other = align(["the cats"], ["the dog"], nllb, soft=True, **FIXED,
                   source_lang="fra_Latn", target_lang="eng_Latn")  # fmt: skip
+    assert other[0].soft is not None
     assert not np.allclose(made[0].soft, other[0].soft)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import normscope
-from normscope import InputError
+from normscope import ExactnessError, InputError
 from normscope.alignment.aligner import FEW
 from normscope.alignment.extract import Choice
 from normscope.alignment.translator import embedded_model_path
 from normscope.alignment.words import about
+from normscope.decomposition import attention
+from normscope.kernels import quadratic_norms
 
 TWELVE = Path(__file__).parent / "data" / "twelve.tsv"
 Link = tuple[int, int]
@@ -50,9 +53,24 @@ def test_it_aligns_a_dozen_sentences() -> None:
     best = (Choice(1, 0, "awi"), Choice(1, None, "awi"), Choice(2, None, "awo"))
     assert found.choices == best
     assert found.ranking == []  # nothing was guessed from twelve sentences
+    assert repr(found).startswith("Alignments of 12 pairs: ")
+    assert len(repr(found)) < 200
     assert 1 - Fraction(hits, made + sure) == Fraction(5, 188)  # AER 2.7: docs/alignment.md
-    assert found.error < 1e-5
+    assert 0 < found.error < 1e-5  # cells of every layer that is read are computed again
     assert found.signature.startswith("model:normscope-de-en|revision:none|weights:sha256=132d0541")
+
+
+@pytest.mark.parametrize("layer", ["auto", 0, 1, 2, 3])
+def test_a_wrong_map_is_refused_in_every_layer(
+    layer: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*given: Any) -> list[Any]:
+        return [1.01 * norms for norms in quadratic_norms(*given)]
+
+    monkeypatch.setattr(attention, "quadratic_norms", wrong)
+    source, target, *_ = by_hand()[0]
+    with pytest.raises(ExactnessError, match="no alignment is made of it"):
+        normscope.align(source, target, layer=layer, head="auto" if layer == "auto" else "sum")
 
 
 def test_more_text_is_looked_at_itself() -> None:

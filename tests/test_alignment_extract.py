@@ -173,7 +173,9 @@ def test_whisper_aligns_words_with_frames() -> None:
         expected = slow.words(
             pieces, range(8), pair.target.word_of, (8, pair.target.words), choice.reading
         )[:, :8]
-        np.testing.assert_allclose(found[row].soft, expected, rtol=1e-6)
+        soft = found[row].soft
+        assert soft is not None
+        np.testing.assert_allclose(soft, expected, rtol=1e-6)
         frames = expected.argmax(axis=1)
         assert set(found[row].links) == {(frame, word) for word, frame in enumerate(frames)}
         assert found[row].times == [pytest.approx(frame * 0.02) for frame in frames]

@@ -61,6 +61,12 @@ def test_kept_captures_do_not_change_when_the_model_runs_on() -> None:
 # ----------------------------------------------------------------------------- what is recorded
 
 
+def test_a_capture_says_what_it_is_of_in_one_line() -> None:
+    first = captured(model_of("bert"), tiny_inputs("bert"))[0]
+    size = "{} × {} heads × {} queries × {} keys".format(*first.shape)
+    assert repr(first) == f"Capture of {first.name}: self-attention, layer 0, {size}"
+
+
 def test_llama_by_hand() -> None:
     """α, values and W_O against the formulas themselves, with grouped value heads."""
     model, inputs = model_of("llama"), unpadded("llama")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from normscope import InputError
+from normscope import InputError, MissingExtraError
 from normscope.reproduce import nmt
 
 
@@ -45,6 +46,19 @@ def test_the_scripts_are_called(
     assert made == tmp_path / "tables.md"
     assert given["gold"] == files
     assert (given["steps"], given["recipe"], given["device"]) == (5, "tiny", None)
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "sacrebleu", "sacremoses"])
+def test_what_is_missing_is_told_before_anything_runs(
+    package: str, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == package else find(name)
+    )
+    with pytest.raises(MissingExtraError, match=rf"{package}.*normscope\[experiments\]"):
+        nmt.reproduce_nmt(files[:2], files[:2], files, tmp_path / "out", steps=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_installed_package_says_where_the_scripts_are(

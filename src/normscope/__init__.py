@@ -66,7 +66,7 @@ def __getattr__(name: str) -> Any:
         from normscope.alignment import api
 
         return getattr(api, name)
-    if name in ("plots", "testing"):  # as `import normscope` is enough for people to type them
+    if name in ("alignment", "plots", "testing"):  # `import normscope` is enough for them
         from importlib import import_module
 
         return import_module(f"normscope.{name}")

@@ -57,20 +57,36 @@ def analyze(
 ) -> Any:
     """Show how much each token contributes to each other one, by weight and by norm.
 
-    ``model`` is a transformers model, a folder or a hub name; for the last two the tokenizer is
-    found with it, and None stands for the default model. Encoder–decoder models need ``target``.
-    A list of texts gives a list of results, computed in batches of like lengths.
-
         >>> result = analyze(model, tokenizer, "The cat sat.")                  # doctest: +SKIP
         >>> result["attn_n"].shape                     # (layer, query, key)    # doctest: +SKIP
         (6, 6, 6)
 
-    ``attention="eager"`` is the model's own eager attention; "fused" leaves the model to its sdpa
-    attention and makes the weights from queries and keys a block at a time; "auto" takes that for
-    long inputs. ``kernels`` are "torch" operations or "triton"; "auto" takes Triton's on a GPU.
-    ``reduce=("mixing_ratio", "row_sum", "argmax", "top16", "category")``, or some of these, gives
-    :class:`Reductions` instead of maps: no array of (query, key) size is kept.
-    ``categories={"name": [tokens]}`` says which keys to add up for "category".
+    Args:
+        model: a transformers model, a folder or a hub name; None stands for the default model.
+        tokenizer: found with the model where that is a folder or a name.
+        text: one text, or a list of them, which is computed in batches of like lengths.
+        text_pair: a second text in the same input, for models that read pairs.
+        target: the text that the decoder of an encoder–decoder model reads; these need it.
+        maps: their names: "attn_w", "attn_n", and on through residual, norm and feed-forward.
+        heads: "sum", the norm of the sum over heads, or "each".
+        ff_bias: a feed-forward's first bias is one more summand, with a share of its own ("path"),
+            or there from the start ("fixed").
+        memory: for the largest arrays of maps behind a feed-forward, such as "2GB".
+        attention: "eager" is the model's own eager attention; "fused" leaves the model to its sdpa
+            attention and makes the weights from queries and keys a block at a time; "auto" takes
+            that for long inputs and on a GPU.
+        kernels: "torch" operations or "triton"; "auto" takes Triton's on a GPU.
+        reduce: "mixing_ratio", "row_sum", "argmax", "top16" (or another number), "category", or
+            some of these, instead of maps: no array of (query, key) size is kept.
+        categories: for "category", which keys to add up: {"name": [tokens]}.
+        truncate: cut a text that is too long for the model, instead of refusing it.
+        device: where a model that is loaded here goes, such as "cuda"; by itself the CPU.
+        dtype: of a model that is loaded here, such as "bfloat16"; by itself that of its file.
+        revision: of a model on the hub.
+
+    Returns:
+        A :class:`Contributions`, or :class:`Reductions` where ``reduce`` is given; a list of them
+        for a list of texts.
     """
     chosen, options = check_maps(
         maps,
@@ -159,8 +175,8 @@ def analyze_inputs(
     """The same for tensors that are ready for the model: ids, pixels, audio, embeddings.
 
     Gives one result for each row, positions that the attention mask calls padding removed.
-    ``tokens`` names the positions of each row (with or without its padding); without it they
-    are numbered.
+    ``tokens`` names the positions of each row (with or without its padding); without it they have
+    their ids for names, or numbers where there are none. The rest is as for :func:`analyze`.
     """
     chosen, options = check_maps(
         maps,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from normscope import architectures
+from normscope.maps import available
 from normscope.testing import FullPrecision, check_architecture, check_layers
 
 if TYPE_CHECKING:
@@ -42,7 +43,9 @@ def prove(name: str) -> dict[str, Any]:
         return {**row, "failure": " ".join(f"{type(error).__name__}: {error}".split())}
     worst = max(proof.worst, *scopes.values())
     found = {"attentions": proof.attentions, "paths": list(proof.paths), "worst": worst}
-    return {**row, **found, "scopes": scopes}
+    # Some layers of a stack may have more than all of them have; a map is of all.
+    has = {name for maps in available(model).values() for name in maps}
+    return {**row, **found, "scopes": {name: scopes[name] for name in scopes if name in has}}
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

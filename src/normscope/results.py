@@ -235,7 +235,7 @@ def _refuse_inexact(where: str, name: str, errors: np.ndarray, dtypes: set[torch
 
 
 def _listed(dtypes: set[torch.dtype]) -> str:
-    return ", ".join(sorted(str(dtype) for dtype in dtypes))
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
 
 
 def _and_residual(keys: np.ndarray, length: int) -> np.ndarray:

@@ -71,6 +71,9 @@ def check_contents(wheel: Path) -> int:
         there = set(archive.namelist())
     if missing := sorted(wanted - there):
         sys.exit(f"not in the wheel: {', '.join(missing)}")
+    more = {name for name in there - wanted if ".dist-info/" not in name}
+    if tracked and more:
+        sys.exit(f"in the wheel, but not in git: {', '.join(sorted(more))}")
     return len(wanted)
 
 

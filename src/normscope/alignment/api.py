@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -82,13 +82,25 @@ class Alignments(Sequence[Alignment]):
         """The links of every pair."""
         return [pair.links for pair in self.pairs]
 
+    def __repr__(self) -> str:
+        links = sum(len(pair.links) for pair in self.pairs)
+        by = f" by {', '.join(map(str, self.choices))}" if self.choices else ""
+        scored = "" if self.score is None else f", AER {100 * self.score.aer:.1f}"
+        return f"Alignments of {len(self)} pairs: {links} links{by}{scored}, error {self.error:.1e}"
+
     def __len__(self) -> int:
         return len(self.pairs)
 
     def __iter__(self) -> Iterator[Alignment]:
         return iter(self.pairs)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Alignment: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Alignment, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Alignment | tuple[Alignment, ...]:
         return self.pairs[index]
 
 

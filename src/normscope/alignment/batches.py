@@ -19,7 +19,6 @@ from normscope.shapes import Bool, Float
 
 READINGS = ("awi", "awo")
 BUDGETS = {"cpu": 4096, "cuda": 32768}  # padded tokens of both sides that run at once
-EVERY = 3  # one layer in so many has cells computed again the slow way
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +81,7 @@ class Batch:
         if keys is None:
             count = self.inputs["input_features"].shape[-1] // 2  # Whisper's second convolution
             keys = torch.ones(len(self.rows), count, dtype=torch.bool, device=self.queries.device)
-        return Positions(self.queries, keys, EVERY)
+        return Positions(self.queries, keys)
 
     def words(
         self, values: Float[Tensor, "batch channel query key"], reading: str

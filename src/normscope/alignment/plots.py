@@ -26,7 +26,7 @@ LINES = {
     "norms": ("#0072B2", "o", "-"),
     "weights": ("#E69F00", "s", "-"),
     "published norms": ("#56B4E9", "o", "--"),
-    "published weights": ("#F0E442", "s", "--"),
+    "published weights": ("#CC79A7", "s", "--"),
 }
 
 

@@ -38,6 +38,11 @@ class Capture:
     batch_first: bool  # False where the module itself puts the query axis first
     mask: Tensor | None  # the mask given to the attention function, as it was given
 
+    def __repr__(self) -> str:
+        batch, heads, queries, keys = self.shape
+        size = f"{batch} × {heads} heads × {queries} queries × {keys} keys"
+        return f"Capture of {self.name}: {self.kind}-attention, layer {self.layer}, {size}"
+
     @property
     def shape(self) -> torch.Size:
         """(batch, head, query, key)."""

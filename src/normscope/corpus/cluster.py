@@ -22,7 +22,7 @@ from normscope.corpus.job import Job, Step
 from normscope.corpus.records import Content, Position, Problem, Record
 from normscope.corpus.stream import Block, Span
 from normscope.corpus.work import GROUP, Outcome, Worker, join
-from normscope.errors import MissingExtraError, NormscopeError
+from normscope.errors import InputError, MissingExtraError, NormscopeError
 from normscope.models import load
 from normscope.signature import weights_hash
 
@@ -168,7 +168,7 @@ def _worker(job: Job, weights: str) -> Worker:
     name, revision, dtype = job.source
     model, tokenizer = load(name, revision=revision, dtype=dtype, device=job.device)
     if weights_hash(model) != weights:
-        raise NormscopeError(
+        raise InputError(
             f"the model {name or 'by default'} has other weights on this worker than where the run "
             "was started; give every machine the same files"
         )

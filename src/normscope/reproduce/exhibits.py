@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -62,7 +62,7 @@ class Report:
     findings: Sequence[Finding]
     exhibits: Sequence[Exhibit]
     signature: str
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Sequence[str] = ()  # where the published numbers were read
 
 
 @cache

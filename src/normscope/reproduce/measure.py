@@ -130,7 +130,7 @@ class Corpus:
             self.findings(measured),
             self.exhibits(measured),
             result.signature,
-            published()["sources"],
+            published()["sources"][self.experiment],
         )
 
 
@@ -267,7 +267,7 @@ def _cost(
         return None
     some = _some(model, tokenizer, rows, sample, settings.seed)
     measurer = Measurer(model, tokenizer, chosen, settings)
-    forward = min(_forward(model, tokenizer, some) for _ in range(3))
+    forward = min(_forward(model, some) for _ in range(3))
     began = time.process_time()
     for row in some:
         measurer.measure([row])
@@ -295,7 +295,7 @@ def _some(
     return [one[0] for one in made if isinstance(one, tuple)]
 
 
-def _forward(model: Any, tokenizer: Any, rows: Sequence[Row]) -> float:
+def _forward(model: Any, rows: Sequence[Row]) -> float:
     """CPU seconds of the plain forward pass over the sequences, one at a time."""
     began = time.process_time()
     with torch.no_grad():

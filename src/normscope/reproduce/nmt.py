@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.errors import InputError
+from normscope.errors import InputError, MissingExtraError
 
 NAME = "emnlp2020-nmt"
 SCRIPTS = "experiments.nmt.reproduce"
@@ -19,14 +20,14 @@ def scripts() -> Any:
     root = Path(__file__).parents[3]  # of a clone, where the package lies in src/
     if (root / "experiments" / "nmt").is_dir() and str(root) not in sys.path:
         sys.path.append(str(root))
+    for package in ("matplotlib", "sacrebleu", "sacremoses"):  # some are used hours later only
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "experiments")
     try:
         return importlib.import_module(SCRIPTS)
     except ModuleNotFoundError as missing:
-        if missing.name is not None and not missing.name.startswith("experiments"):
-            raise InputError(
-                f"{NAME} needs the package {missing.name!r}: pip install "
-                "'normscope[align,experiments]'"
-            ) from None
+        if missing.name is None or not missing.name.startswith("experiments"):
+            raise
         raise InputError(
             f"{NAME} trains a translation model; its scripts are in the folder experiments of "
             "normscope's source tree, not in the installed package: clone the repository and run "

@@ -120,7 +120,7 @@ def _markdown(report: Report) -> Iterator[str]:
         if exhibit.table is not None:
             yield from _lines(exhibit.table)
     yield from ("", "## Where the published numbers were read", "")
-    yield from (f"- {told}" for told in report.sources.values())
+    yield from (f"- {told}" for told in report.sources)
     yield from ("", "## Signature", "", "```text", report.signature, "```")
 
 
@@ -184,7 +184,7 @@ def page(report: Report, pictures: Mapping[str, bytes]) -> str:
         f"<dt>{escape(name)}</dt><dd>{escape(told)}</dd>" for name, told in report.facts.items()
     )
     sections = "".join(_section(one, pictures) for one in report.exhibits)
-    sources = "".join(f"<li>{escape(told)}</li>" for told in report.sources.values())
+    sources = "".join(f"<li>{escape(told)}</li>" for told in report.sources)
     title = f"Reproduction: {report.experiment}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

@@ -116,7 +116,7 @@ def _part(
             shown = array.axes == ("layer", "query") and (array.values < 1 - 1e-6).any()
             if map_name not in mixing and shown:
                 mixing[map_name] = slabs.add_plain(array)
-    _add_means(name, maps, slabs)
+    _add_means(maps, slabs)
     order = {known: place for place, known in enumerate(NAMES)}
     return {
         "name": name,
@@ -128,7 +128,7 @@ def _part(
     }
 
 
-def _add_means(part: str, maps: dict[str, dict[str, Any]], slabs: _Slabs) -> None:
+def _add_means(maps: dict[str, dict[str, Any]], slabs: _Slabs) -> None:
     """The mean of the heads' weights is known wherever the heads' are; of norms it is not."""
     weights = maps.get("attn_w")
     if weights is not None and "each" in weights and "sum" not in weights:
