@@ -1,8 +1,10 @@
 """A result as compact data for the page: numbers rounded to a grid, packed, in base64.
 
-A map is cut into slices, one a layer or one a head. The cells of a slice are multiples of
-(its largest value / levels). Where the maps are small there are 65,535 levels; of large ones
-fewer, so that the page stays a few megabytes, and the page says how fine its numbers are.
+A map is cut into slices, one a layer or one a head. What is kept of a cell is the root of its share
+of the slice's largest value, as one of so many levels: a value is off by the largest / levels at most,
+and small values by less, so that the many small ones of a long text still add up. Where the maps are
+small there are 65,535 levels; of large ones fewer, so that the page stays small, and the page says how
+fine its numbers are.
 What follows from other data (α‖f(x)‖ from α, the mean over heads) is left out and computed when
 it is shown.
 """
@@ -25,11 +27,12 @@ from normscope.maps import NAMES
 from normscope.tokens import Tokens
 from normscope.viewer.formulas import about
 
-FORMAT, VERSION = "normscope.page", 1
-BUDGET = 2_650_000  # characters of base64 that all maps together aim at
+FORMAT, VERSION = "normscope.page", 2
+BUDGET = 2_800_000  # characters of base64 that all maps together aim at
 LEVELS = (65535, 16383, 8191, 4095, 2047, 1023, 511, 255, 127)
+LONG = 255  # levels of what is too large for the budget on any grid
 SAMPLE = 500_000  # cells of one map that are packed to see how well it packs
-LEAST_TOGETHER = 4095  # maps with a residual have a large diagonal and need a finer grid
+LEAST_TOGETHER = 1023  # heads together: few cells, and with a residual a large diagonal
 
 Results = Contributions | Sequence[Contributions]
 
@@ -107,7 +110,7 @@ def _part(
                 "slab": slabs.add(name, map_name, array, owner),
                 "keys": tokens.setdefault(array.tokens["key"], len(tokens)),
                 "error": owner.error.get(map_name),
-                **asdict(about(map_name, each=kind == "each")),
+                **asdict(about(map_name, each=kind == "each", column=_has_column(array, owner))),
             }
             if kind == "each":
                 one["heads"] = list(array.labels["head"])
@@ -126,6 +129,11 @@ def _part(
         "maps": sorted(maps.values(), key=lambda one: order.get(one["name"], len(order))),
         "mixing": mixing,
     }
+
+
+def _has_column(array: LabelledArray, owner: Contributions) -> bool:
+    """Whether the residual is a column of its own, beside the keys of the attention."""
+    return len(array.tokens["key"]) > len(owner.key_tokens)
 
 
 def _add_means(maps: dict[str, dict[str, Any]], slabs: _Slabs) -> None:
@@ -200,7 +208,7 @@ class _Slabs:
         """All of them, on the finest grid that keeps the page small."""
         arrays = [values for values in self._arrays if values is not None]
         levels = next(
-            (one for one in LEVELS if sum(_estimate(v, one) for v in arrays) <= BUDGET), LEVELS[-1]
+            (one for one in LEVELS if sum(_estimate(v, one) for v in arrays) <= BUDGET), LONG
         )
         for kept, values in zip(self._kept, self._arrays, strict=True):
             if values is not None:
@@ -224,13 +232,13 @@ def _close(made: NDArray[np.float64], given: NDArray[np.float64]) -> bool:
 
 
 def _grid(values: NDArray[np.float64], levels: int) -> tuple[NDArray[np.uint16], list[float], int]:
-    """Cells as multiples, the largest value of each slice, and how many levels there are."""
+    """Cells as levels, the largest value of each slice, and how many levels there are."""
     if values.ndim < 4:
         levels = max(levels, LEAST_TOGETHER)
     axes = tuple(range(values.ndim - (1 if values.ndim == 2 else 2), values.ndim))
     largest = values.max(axis=axes, keepdims=True, initial=0.0)
     scaled = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
-    cells = np.rint(scaled * levels).astype(np.uint16)
+    cells = np.rint(np.sqrt(scaled) * levels).astype(np.uint16)
     return cells, [float(f"{one:.8g}") for one in largest.ravel()], levels
 
 

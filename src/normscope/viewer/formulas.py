@@ -5,7 +5,7 @@ In a formula `_{…}` is set low and `^{…}` high.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,15 @@ EACH = {
 }
 
 
-def about(name: str, *, each: bool) -> About:
+# Where no key is the query itself, as in cross-attention: the residual is a column of its own.
+COLUMN = {
+    "attn_res_w": "½ ᾱ_{ij};  ½ for the residual",
+    "attn_res_n": "‖s_{ij}‖;  ‖x_{i}‖ for the residual",
+    "attn_res_ln_n": "‖γ ⊙ (s_{ij} − mean s_{ij}) / σ_{i}‖;  the same of x_{i} for the residual",
+}
+
+
+def about(name: str, *, each: bool, column: bool = False) -> About:
     """What the page says of a map; of one it does not know, its name."""
-    known = EACH if each else TOGETHER
-    return known.get(name, About(name, name, name, ""))
+    known = (EACH if each else TOGETHER).get(name, About(name, name, name, ""))
+    return replace(known, formula=COLUMN[name]) if column and name in COLUMN else known

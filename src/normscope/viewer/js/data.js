@@ -16,7 +16,7 @@ async function inflate(bytes) {
 
 /** Unpack the data of a page: what it says, and for every array a function that gives a slice. */
 async function unpack(data) {
-  if (data.format !== "normscope.page" || data.version !== 1)
+  if (data.format !== "normscope.page" || data.version !== 2)
     throw new Error("the data of this page is of a form that its code does not know");
   const slabs = [];
   for (const one of data.slabs) {
@@ -37,13 +37,13 @@ function stored({ shape, levels, largest }, bytes) {
     layers: shape[0], heads, rows, cols, levels,
     slice(layer, head) {
       const at = layer * heads + head;
-      const step = largest[at] / levels;
+      const step = largest[at] / levels ** 2; // roots are kept, so that small values are fine
       const values = new Float32Array(size);
       const start = at * size;
-      if (levels <= 255) for (let i = 0; i < size; i++) values[i] = bytes[start + i] * step;
+      if (levels <= 255) for (let i = 0; i < size; i++) values[i] = bytes[start + i] ** 2 * step;
       else
         for (let i = 0; i < size; i++)
-          values[i] = (bytes[start + i] | (bytes[start + i + count] << 8)) * step;
+          values[i] = (bytes[start + i] | (bytes[start + i + count] << 8)) ** 2 * step;
       return values;
     },
   };

@@ -33,6 +33,7 @@ function shownEntries({ queries, keys }, state) {
 
 function finished(field) {
   const { values, rows, cols, width, own } = field;
+  field.hidden = (query, key) => own && query === key;
   field.at = (y, x) => (own && rows[y] === cols[x] ? 0 : values[rows[y] * width + cols[x]]);
   field.value = (query, key) => (own && query === key ? 0 : key < width ? values[query * width + key] : 0);
   let max = 0;

@@ -61,7 +61,8 @@ function summary(app) {
   const top = ranked(field, focus, vector).slice(0, 3).map((at) => `${visible(list[at].text, 24)} ${field.text(vector[at])}`).join(", ");
   const what = `${field.variant.short}${field.label ? `, ${field.label}` : ""}, layer ${app.state.layer}`;
   if (!focus) return `${what}. On average most comes from ${top}.`;
-  const name = visible((focus.side === "key" ? field.keys : field.queries)[focus.index].text, 24);
+  const widest = app.fields[app.fields.length - 1]; // one of two maps may lack the residual's column
+  const name = visible((focus.side === "key" ? widest.keys : field.queries)[focus.index].text, 24);
   return focus.side === "key" ? `${what}. Most is taken from ${name} by ${top}.` : `${what}. ${name} takes most from ${top}.`;
 }
 
@@ -136,6 +137,6 @@ function aboutMap(app, box) {
     make("details", { open },
       make("summary", {}, "Signature and precision"),
       ...model.signatures.map((text) => make("p", { className: "ns-signature", dir: "ltr" }, visible(text || "none", 4000))),
-      make("p", { className: "ns-hint" }, `Here values are rounded to 1/${fineness} of the largest of their layer or head. The saved result has all digits.`)),
+      make("p", { className: "ns-hint" }, `Here values are rounded by at most 1/${fineness} of the largest of their layer or head, small ones by less. The saved result has all digits.`)),
   );
 }
