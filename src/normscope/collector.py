@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from normscope.decomposition.attention import MAPS, AttentionDecomposition, Head
 from normscope.decomposition.feedforward import FFBias
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.decomposition.rows import Reduce, largest
-from normscope.errors import UnsupportedModelError
+from normscope.errors import InputError, UnsupportedModelError
 from normscope.kernels import Kernels, Scratch
 from normscope.labels import Known, Labels, category_of
 from normscope.maps import Map, attention_maps, available, each_head, layer_maps
@@ -64,13 +65,14 @@ class Collector:
     def attention(self, captured: Capture) -> None:
         """Take in one attention call."""
         part = self._part_of(captured)
-        taken = AttentionDecomposition(captured, self.scratch, self.options.kernels)
-        positions = part.on(captured.device)
-        if self.options.heads == "each":
-            made = each_head(taken, self.maps, positions)
-        else:
-            made = attention_maps(taken, self.maps, positions, part.reduce_on(captured.device))
-        self._store(part, taken, made, {captured.output.dtype})
+        with _without_autocast(captured.device):
+            taken = AttentionDecomposition(captured, self.scratch, self.options.kernels)
+            positions = part.on(captured.device)
+            if self.options.heads == "each":
+                made = each_head(taken, self.maps, positions)
+            else:
+                made = attention_maps(taken, self.maps, positions, part.reduce_on(captured.device))
+            self._store(part, taken, made, {captured.output.dtype})
 
     def layer(self, layer: LayerCapture) -> None:
         """Take in one layer, with one or two attention calls."""
@@ -82,18 +84,18 @@ class Collector:
             wanted = [name for name in self.maps if name in has]
             if not wanted:
                 continue
-            part = self._part_of(captured)
-            taken = LayerDecomposition(
-                layer,
-                captured.kind,
-                ff_bias=self.options.ff_bias,
-                memory=self.options.memory,
-                scratch=self.scratch,
-                kernels=self.options.kernels,
-            )
-            device = captured.device
-            made = layer_maps(taken, wanted, part.on(device), part.reduce_on(device))
-            self._store(part, taken.alone, made, taken.dtypes)
+            part, device = self._part_of(captured), captured.device
+            with _without_autocast(device):
+                taken = LayerDecomposition(
+                    layer,
+                    captured.kind,
+                    ff_bias=self.options.ff_bias,
+                    memory=self.options.memory,
+                    scratch=self.scratch,
+                    kernels=self.options.kernels,
+                )
+                made = layer_maps(taken, wanted, part.on(device), part.reduce_on(device))
+                self._store(part, taken.alone, made, taken.dtypes)
 
     def _store(
         self,
@@ -140,6 +142,13 @@ class Collector:
                 f"{captured.stack} ran more than once in one forward pass; which run a map "
                 "belongs to is not defined. Use capture() and take the steps apart yourself."
             )
+        queries, keys = captured.shape[2:]
+        if captured.kind == "self" and queries != keys:
+            raise InputError(
+                f"{captured.name} attends from {queries} positions to {keys}: the model was given "
+                "a cache of earlier ones (past_key_values) or a prefix of its own. Which key is a "
+                "position itself is not known then: give the whole text at once, without a cache"
+            )
         found = self.parts.get((captured.stack, captured.kind))
         if found is None:
             queries, keys = self.labels.real(captured)
@@ -164,8 +173,7 @@ class Collector:
         if "category" in names:
             of = torch.zeros((*keys.shape, len(self.options.categories) + 1), device=keys.device)
             for b, real in enumerate(keys.cpu().numpy()):
-                role = self.labels.role(captured.stack) if captured.kind == "self" else ""
-                tokens = self.labels.tokens(role, captured.stack, real, b)
+                tokens = self.labels.keys(captured.stack, captured.kind, real, b)
                 named = category_of(tokens, self.options.categories)
                 of[b, torch.as_tensor(np.flatnonzero(real)), torch.as_tensor(named)] = 1
         return Reduce(top=largest(names), row_sum="row_sum" in names, category=of)
@@ -228,6 +236,13 @@ class Fetched:
     leaked: list[tuple[Tensor, Tensor] | None]
     queries: Tensor  # (row, position): which are real
     keys: Tensor
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """The model may run in mixed precision; what is measured of it does not."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def _home(tensor: Tensor) -> Tensor:

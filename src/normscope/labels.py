@@ -34,6 +34,7 @@ class Labels:
         self.model, self.inputs = model, inputs
         self.host = inputs if host is None else host  # the same on the CPU: no wait for a GPU
         self.known = known  # each row's tokens, by role
+        self.two = bool(getattr(model.config, "is_encoder_decoder", False))
         self.padded = self._check_masks()
 
     # ---- which positions are real
@@ -43,7 +44,9 @@ class Labels:
         batch, _, queries, keys = captured.shape
         decoder = self.role(captured.stack) == "decoder"
         own = "decoder_attention_mask" if decoder else "attention_mask"
-        other = "attention_mask" if captured.kind == "cross" else own
+        # A decoder alone may be given what an encoder made, and which of it is real.
+        source = "attention_mask" if self.two else "encoder_attention_mask"
+        other = source if captured.kind == "cross" else own
         return (
             self._mask(captured, own, batch, queries),
             self._mask(captured, other, batch, keys),
@@ -51,8 +54,8 @@ class Labels:
 
     def _mask(self, captured: Capture, name: str, batch: int, length: int) -> Tensor:
         full = torch.ones(batch, length, dtype=torch.bool, device=captured.device)
-        mask = self.inputs.get(name)
-        if not isinstance(mask, Tensor) or mask.dim() != 2 or is_vision(captured.stack):
+        mask = _rows(self.inputs, name)
+        if mask is None or is_vision(captured.stack):
             return full
         if mask.shape != full.shape:
             shrink = getattr(self.model, "_get_feature_vector_attention_mask", None)
@@ -64,9 +67,9 @@ class Labels:
     def _check_masks(self) -> bool:
         """Whether any position is padding; a row that is nothing else is refused."""
         padded = False
-        for name in ("attention_mask", "decoder_attention_mask"):
-            mask = self.host.get(name)
-            if not isinstance(mask, Tensor) or mask.dim() != 2:
+        for name in ("attention_mask", "decoder_attention_mask", "encoder_attention_mask"):
+            mask = _rows(self.host, name)
+            if mask is None:
                 continue
             real = mask.cpu().bool()
             if not bool(real.any(dim=1).all()):
@@ -77,10 +80,15 @@ class Labels:
 
     def role(self, stack: str) -> str:
         """Say "decoder" for the decoder of an encoder–decoder model, otherwise nothing."""
-        two = bool(getattr(self.model.config, "is_encoder_decoder", False))
-        return "decoder" if two and "decoder" in stack.split(".") else ""
+        return "decoder" if self.two and "decoder" in stack.split(".") else ""
 
     # ---- what they are called
+
+    def keys(self, stack: str, kind: str, real: np.ndarray, b: int) -> Tokens:
+        """Those that an attention of a stack reads."""
+        if kind == "cross" and not self.two:  # what an encoder made, of which nothing is known
+            return named([f"position {i}" for i in np.flatnonzero(real)])
+        return self.tokens(self.role(stack) if kind == "self" else "", stack, real, b)
 
     def tokens(self, role: str, stack: str, real: np.ndarray, b: int) -> Tokens:
         """Those of the real positions of a row, in a stack that reads as ``role``."""
@@ -95,11 +103,21 @@ class Labels:
                     f"{int(real.sum())} real ones ({len(real)} with padding)"
                 )
             return given
-        ids = self.host.get("decoder_input_ids" if role else "input_ids")
-        if isinstance(ids, Tensor) and ids.shape[-1] == len(real) and not is_vision(stack):
+        ids = _rows(self.host, "decoder_input_ids" if role else "input_ids")
+        if ids is not None and ids.shape[-1] == len(real) and not is_vision(stack):
             kept = ids[b].cpu().numpy()[real].tolist()
             return replace(named([str(i) for i in kept]), ids=tuple(kept))
         return named([f"position {i}" for i in np.flatnonzero(real)])
+
+
+def _rows(inputs: Mapping[str, Any], name: str) -> Tensor | None:
+    """Ids or a mask, (row, position); several texts a row, as for multiple choice, are rows too."""
+    found, ids = inputs.get(name), inputs.get("input_ids")
+    if not isinstance(found, Tensor):
+        return None
+    if found.dim() == 3 and isinstance(ids, Tensor) and found.shape == ids.shape:
+        return found.flatten(0, 1)
+    return found if found.dim() == 2 else None
 
 
 def named(strings: Sequence[str]) -> Tokens:

@@ -70,7 +70,7 @@ class Results:
             place: {what: array.numpy() for what, array in part.arrays.items()}
             for place, part in self.parts.items()
         }
-        rows = range(len(next(iter(self.parts.values())).queries))
+        rows = range(self._count(names))
 
         def error(place: Place, b: int) -> dict[str, float]:
             return {name: float(found[:, b].max()) for name, found in judged[place].items()}
@@ -84,6 +84,23 @@ class Results:
             single = list(made.values())
             results.append(single[0] if len(single) == 1 else self._together(made))
         return results
+
+    def _count(self, names: Mapping[Place, str]) -> int:
+        """How many rows there are, the same in all parts."""
+        counts = {names[place]: len(part.queries) for place, part in self.parts.items()}
+        count = next(iter(counts.values()))
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{n} of {name}" for name, n in counts.items())
+            raise InputError(
+                f"the parts of this model ran on different numbers of rows: {told}. A result has "
+                "one row of each: give as many of one as of the other"
+            )
+        if self.labels.known is not None and len(self.labels.known) != count:
+            raise InputError(
+                f"tokens names the positions of {len(self.labels.known)} rows, but there are "
+                f"{count}"
+            )
+        return count
 
     def _together(self, parts: dict[str, Any]) -> Contributions | Reductions:
         """The parts of one row: encoder, decoder, cross."""
@@ -131,7 +148,7 @@ class Results:
         (stack, kind), part = place, self.parts[place]
         here, there = part.queries[b].numpy(), part.keys[b].numpy()
         mine = self.labels.tokens(self.labels.role(stack), stack, here, b)
-        theirs = mine if kind == "self" else self.labels.tokens("", stack, there, b)
+        theirs = mine if kind == "self" else self.labels.keys(stack, kind, there, b)
         return mine, theirs, here, there
 
     def _row(

@@ -94,8 +94,10 @@ class Runner:
             if collector.whole_layers
             else capture(self.model, collector.attention, attention=attention)
         )
-        # A cache costs memory and is not read here; FSMT even drops its causal mask for it.
-        uncached = "use_cache" not in inputs and "use_cache" in accepted_by(self.model)
+        # A cache costs memory and is not read here; FSMT even drops its causal mask for it. But
+        # without one, many models take a jump among positions that are given for a new text.
+        given = {"use_cache", "position_ids"} & set(inputs)
+        uncached = not given and "use_cache" in accepted_by(self.model)
         extra = {"use_cache": False} if uncached else {}
         with evaluating(self.model), torch.no_grad(), record:
             self.model(**inputs, **extra)

@@ -61,6 +61,12 @@ class LayerCapture:
     def _by_query(self, states: Tensor) -> Tensor:
         batch, _, queries, _ = self.last.shape
         states = states.detach()
+        if (seen := states.numel() // max(1, states.shape[-1])) != batch * queries:
+            raise UnsupportedModelError(
+                f"{self.name} is given {batch * queries} positions, but a module in it ran on "
+                f"{seen} at a time. If the model's configuration has chunk_size_feed_forward, load "
+                "it with 0"
+            )
         if not self.last.batch_first:
             return states.transpose(0, 1)
         return states.reshape(batch, queries, -1)

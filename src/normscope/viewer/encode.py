@@ -1,10 +1,10 @@
 """A result as compact data for the page: numbers rounded to a grid, packed, in base64.
 
-A map is cut into slices, one a layer or one a head. What is kept of a cell is the root of its share
-of the slice's largest value, as one of so many levels: a value is off by the largest / levels at most,
-and small values by less, so that the many small ones of a long text still add up. Where the maps are
-small there are 65,535 levels; of large ones fewer, so that the page stays small, and the page says how
-fine its numbers are.
+A map is cut into slices, one a layer or one a head. What is kept of a cell is the root of its
+share of the slice's largest value, as one of so many levels: a value is off by the largest / levels
+at most, and small values by less, so that the many small ones of a long text still add up. Where
+the maps are small there are 65,535 levels; of large ones fewer, so that the page stays small, and
+the page says how fine its numbers are.
 What follows from other data (α‖f(x)‖ from α, the mean over heads) is left out and computed when
 it is shown.
 """
