@@ -3,6 +3,8 @@
 
 const HIDDEN =
   /[\p{Cc}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]/gu;
+// Marks within emoji and letters, and the empty Braille cell: written out where nothing else is.
+const EMPTY = /[\p{Default_Ignorable_Code_Point}\u2800]/gu;
 const KNOWN = { "\n": "↵", "\t": "⇥", "\r": "␍" };
 const RTL = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/gu;
 
@@ -15,10 +17,20 @@ function visible(text, limit = 40) {
     cut = characters.length > limit || shown.length > 2 * limit + 2;
     if (cut) shown = characters.slice(0, limit).join("");
   }
-  shown = shown.replace(HIDDEN, (one) => KNOWN[one] ?? `\\u{${one.codePointAt(0).toString(16)}}`);
+  const written = (one) => KNOWN[one] ?? `\\u{${one.codePointAt(0).toString(16)}}`;
+  shown = shown.replace(HIDDEN, written);
+  if (shown.replace(EMPTY, "").trim() === "") shown = shown.replace(EMPTY, written);
   if (shown === "") return "∅";
   if (/^\s+$/u.test(shown)) shown = "␣".repeat(Math.min(shown.length, 8));
   return cut ? shown + "…" : shown;
+}
+
+/** The text, cut so that it is no wider than `width` in the font of the context. */
+function fitted(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  const characters = Array.from(text.replace(/…$/, ""));
+  while (characters.length > 1 && context.measureText(`${characters.join("")}…`).width > width) characters.pop();
+  return `${characters.join("")}…`;
 }
 
 /** "rtl" where most letters are of a script that is written from the right. */
