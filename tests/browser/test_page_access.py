@@ -243,11 +243,23 @@ def test_other_scripts_and_emoji(open_page: Open) -> None:
 
 
 def test_a_token_without_anything_visible_is_written_out(open_page: Open) -> None:
-    words = ["\u200d", "\u200c", "\ufe0f", "\u2800", "\u200d ", "\U000e0101", "👩‍👧", "❤️", "می‌روم"]
+    words = [
+        "\u200d",
+        "\u200c",
+        "\ufe0f",
+        "\u2800",
+        "\u200d ",
+        "\U000e0101",
+        "\u0301",
+        "👩‍👧",
+        "❤️",
+        "می‌روم",
+    ]
     page = open_page(pages.results(pages.tokens_of(words)), "#map=attn_n&layer=0&query=0")
-    shown = ["\\u{200d}", "\\u{200c}", "\\u{fe0f}", "\\u{2800}", "\\u{200d} ", "\\u{e0101}"]
+    shown = [f"\\u{{{code}}}" for code in ("200d", "200c", "fe0f", "2800")]
+    shown += ["\\u{200d} ", "\\u{e0101}", "◌\u0301"]
     labels = page.locator(".ns-queries .ns-token bdi").all_text_contents()
-    assert labels == shown + words[6:]  # within an emoji or a word these marks do their work
+    assert labels == shown + words[7:]  # within an emoji or a word these marks do their work
     expect(page.locator(".ns-list caption")).to_have_text("What \\u{200d} takes")
     listed = page.locator(".ns-list tbody bdi").all_text_contents()
     assert sorted(listed) == sorted(labels)

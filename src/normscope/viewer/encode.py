@@ -52,16 +52,21 @@ def payload(result: Results) -> dict[str, Any]:
     tokens: dict[Tokens, int] = {}
     slabs = _Slabs()
     parts = []
+    signatures = list(dict.fromkeys(_clean(one.signature) for one in results))
     names = list(dict.fromkeys(name for one in results for name in (one.parts or {"": one})))
     for name in names:
-        owners = [part for one in results if (part := (one.parts or {"": one}).get(name))]
+        owners = [
+            (part, signatures.index(_clean(one.signature)))
+            for one in results
+            if (part := (one.parts or {"": one}).get(name))
+        ]
         parts.append(_part(name, owners, tokens, slabs))
     if any("" in (one.parts or {"": one}) for one in results) and len(names) > 1:
         raise InputError("these results have different parts; give results of one model and text")
     return {
         "format": FORMAT,
         "version": VERSION,
-        "signatures": list(dict.fromkeys(_clean(one.signature) for one in results)),
+        "signatures": signatures,
         "tokens": [_tokens(one) for one in tokens],
         "parts": parts,
         "slabs": slabs.encoded(),
@@ -89,13 +94,16 @@ def _tokens(tokens: Tokens) -> dict[str, Any]:
 
 
 def _part(
-    name: str, owners: Sequence[Contributions], tokens: dict[Tokens, int], slabs: _Slabs
+    name: str,
+    owners: Sequence[tuple[Contributions, int]],  # with the number of its signature
+    tokens: dict[Tokens, int],
+    slabs: _Slabs,
 ) -> dict[str, Any]:
-    first = owners[0]
+    first = owners[0][0]
     layers = first[next(iter(first))].labels["layer"]
     maps: dict[str, dict[str, Any]] = {}
     mixing: dict[str, int] = {}
-    for owner in owners:
+    for owner, signature in owners:
         if owner.tokens != first.tokens or owner.key_tokens != first.key_tokens:
             raise InputError("these results are of different texts; give results of one text")
         for map_name in owner:
@@ -110,6 +118,7 @@ def _part(
                 "slab": slabs.add(name, map_name, array, owner),
                 "keys": tokens.setdefault(array.tokens["key"], len(tokens)),
                 "error": owner.error.get(map_name),
+                "signature": signature,
                 **asdict(about(map_name, each=kind == "each", column=_has_column(array, owner))),
             }
             if kind == "each":
@@ -145,6 +154,7 @@ def _add_means(maps: dict[str, dict[str, Any]], slabs: _Slabs) -> None:
             "slab": slabs.mean_of(each["slab"]),
             "keys": each["keys"],
             "error": each["error"],
+            "signature": each["signature"],
             **asdict(about("attn_w", each=False)),
         }
 

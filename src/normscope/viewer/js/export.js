@@ -23,33 +23,83 @@ function enlarged(canvas) {
   return large.toDataURL("image/png");
 }
 
+/** What is shown, then what is chosen and what is left out. */
 function headline(app) {
-  const { state } = app;
-  const names = app.fields.map((field) => field.variant.short).join("  |  ");
-  const where = state.view === "overview" ? "all layers" : `layer ${state.layer}${app.fields[0].label ? `, ${app.fields[0].label}` : ""}`;
-  return `${state.part ? `${state.part}: ` : ""}${names} · ${where} · ${state.scale === "share" ? "share of the row" : "absolute"}`;
+  const { state, fields } = app;
+  const overview = state.view === "overview";
+  const names = overview ? "all layers" : fields.map((field) => field.variant.short).join("  |  ");
+  const where = overview ? app.panels[0].ways().join(" and ") : `layer ${state.layer}${fields[0].label ? `, ${fields[0].label}` : ""}`;
+  const shown = [`${state.part ? `${state.part}: ` : ""}${names}`, where, state.scale === "share" ? "share of the row" : "absolute"];
+  const about = [];
+  const widest = fields[fields.length - 1];
+  const focus = overview ? null : app.focus();
+  const has = (index) => index !== null && index !== undefined && index >= 0;
+  const chosen = [
+    has(focus?.query) ? `query “${visible(widest.queries[focus.query].text, 24)}”` : "",
+    has(focus?.key) && (state.view === "matrix" || focus.side === "key") ? `key “${visible(widest.keys[focus.key].text, 24)}”` : "",
+  ].filter(Boolean).join(", ");
+  if (chosen) about.push(`chosen: ${chosen}`);
+  if (state.words) about.push("pieces merged into words");
+  if (widest.rows.length < widest.queries.length || widest.cols.length < widest.keys.length) about.push("special tokens are hidden");
+  if (widest.own) about.push("the token itself is hidden");
+  return { shown, about };
+}
+
+/** The signatures of the results that what is shown comes from. */
+function signaturesOf(app) {
+  const variants = app.state.view === "overview"
+    ? app.panels[0].panels().map((one) => choose(app.part, one.state.map, one.state).variant)
+    : app.fields.filter((field) => !field.signed).map((field) => field.variant);
+  return [...new Set(variants.map((variant) => variant.signature))].map((at) => app.model.signatures[at]);
+}
+
+/** Pieces in as few lines as the width allows. */
+function inLines(pieces, fits) {
+  const lines = [];
+  for (const piece of pieces) {
+    const longer = lines.length ? `${lines[lines.length - 1]} · ${piece}` : piece;
+    if (lines.length && fits(longer)) lines[lines.length - 1] = longer;
+    else lines.push(piece);
+  }
+  return lines;
 }
 
 function toSvg(app) {
   const style = app.inks();
-  const whole = svg("svg", { xmlns: "http://www.w3.org/2000/svg", "font-family": "system-ui, sans-serif" });
+  const whole = svg("svg", { xmlns: "http://www.w3.org/2000/svg", "font-family": app.font() });
   const ground = svg("rect", { fill: style.panel });
-  whole.append(ground, svg("text", { x: 16, y: 26, "font-size": 15, "font-weight": 600, fill: style.ink }, headline(app)));
+  const pictures = svg("g");
+  const context = document.createElement("canvas").getContext("2d");
+  whole.append(ground);
   let [x, width, height] = [16, 320, 0];
+  const named = app.panels.length > 1 ? 22 : 0;
   for (const [at, panel] of app.panels.entries()) {
-    if (app.panels.length > 1)
-      whole.append(svg("text", { x, y: 50, "font-size": 12, fill: style.muted }, app.fields[at].variant.short));
-    const size = panel.svg(whole, x, 60);
-    x += size.width + 24;
+    const title = named ? panelTitle(app, app.fields[at]) : "";
+    if (title) pictures.append(svg("text", { x, y: 12, "font-size": 13, "font-weight": 600, fill: style.ink }, title));
+    const size = panel.svg(pictures, x, named);
+    context.font = `600 13px ${app.font()}`;
+    x += Math.ceil(Math.max(size.width, context.measureText(title).width)) + 24;
     width = Math.max(width, x);
-    height = Math.max(height, size.height);
+    height = Math.max(height, named + size.height);
   }
-  let bottom = 60 + height + 24;
-  // The signature whole, in as many lines as it takes.
-  const signature = visible(app.model.signatures[app.model.signatures.length - 1] || "none", 4000);
+  const { shown, about } = headline(app);
+  let bottom = 8;
+  for (const [pieces, size, weight, fill] of [[shown, 15, 600, style.ink], [about, 12, 400, style.muted]]) {
+    context.font = `${weight} ${size}px ${app.font()}`;
+    for (const line of inLines(pieces, (text) => context.measureText(text).width <= width - 32))
+      whole.append(svg("text", { x: 16, y: (bottom += size + 4), "font-size": size, "font-weight": weight, fill }, fitted(context, line, width - 32)));
+  }
+  bottom += 16;
+  pictures.setAttribute("transform", `translate(0 ${bottom})`);
+  whole.append(pictures);
+  bottom += height + 24;
+  // The signatures whole, in as many lines as it takes.
   const length = Math.max(40, Math.floor((width - 32) / 5.2));
-  for (let start = 0; start < signature.length; start += length, bottom += 12)
-    whole.append(svg("text", { x: 16, y: bottom, "font-size": 9, fill: style.muted }, signature.slice(start, start + length)));
+  for (const one of signaturesOf(app)) {
+    const signature = visible(one || "none", 4000);
+    for (let start = 0; start < signature.length; start += length, bottom += 12)
+      whole.append(svg("text", { x: 16, y: round(bottom), "font-size": 9, fill: style.muted }, signature.slice(start, start + length)));
+  }
   whole.setAttribute("width", round(width));
   whole.setAttribute("height", round(bottom + 14));
   whole.setAttribute("viewBox", `0 0 ${round(width)} ${round(bottom + 14)}`);

@@ -2,6 +2,7 @@
 
 const LARGEST_CELL = 30; // pixels
 const SMALLEST_LABEL = 9;
+const AXIS = 16; // for the word along each axis
 
 function matrixPanel(app) {
   const canvas = make("canvas", {
@@ -22,17 +23,27 @@ function matrixPanel(app) {
     const context = canvas.getContext("2d");
     const wide = Math.max(120, canvas.parentNode.clientWidth || 300);
     const [rows, cols] = [field.rows.length, field.cols.length];
-    const guess = Math.min(LARGEST_CELL, (wide - 60) / cols);
-    const size = Math.max(8, Math.min(13, Math.floor(guess * 0.72)));
-    const named = guess >= SMALLEST_LABEL;
-    context.font = `${size}px ${app.font()}`;
+    const guess = Math.min(LARGEST_CELL, (wide - 60 - AXIS) / cols);
+    const named = guess >= SMALLEST_LABEL; // every token; else every second, third, …
+    context.font = `${Math.max(9, Math.min(13, Math.floor(guess * 0.72)))}px ${app.font()}`;
+    const room = Math.min(110, 0.25 * wide);
     const longest = (list, shown) => Math.ceil(shown.reduce((most, at) => Math.max(most, context.measureText(label(list[at])).width), 0));
-    const left = named ? Math.min(110, longest(field.queries, field.rows) + 8) : 4;
-    const top = named ? Math.min(110, longest(field.keys, field.cols) + 8) : 4;
+    const left = AXIS + Math.min(room, longest(field.queries, field.rows) + 8);
+    const top = AXIS + Math.min(room, longest(field.keys, field.cols) + 8);
     const high = Math.max(320, 0.8 * window.innerHeight - top); // the whole of it on the screen
     const cell = Math.max(0.25, Math.min(LARGEST_CELL, (wide - left - 2) / cols, Math.max(high / rows, named ? 13 : 0)));
-    layout = { left, top, cell, size: Math.max(8, Math.min(13, Math.floor(cell * 0.72))), named: named && cell >= SMALLEST_LABEL - 1,
-      width: Math.ceil(left + cols * cell + 2), height: Math.ceil(top + rows * cell + 2) };
+    const every = cell >= SMALLEST_LABEL - 1 ? 1 : Math.ceil((SMALLEST_LABEL + 2) / cell);
+    const size = Math.max(8, Math.min(every > 1 ? 10 : 13, Math.floor(every * cell * 0.75)));
+    context.font = `${size}px ${app.font()}`;
+    const names = (list, shown, space) => shown.map((at, place) => (place % every ? null : fitted(context, label(list[at]), space - AXIS - 6)));
+    const [queries, keys] = [names(field.queries, field.rows, left), names(field.keys, field.cols, top)];
+    const words = sideNames(field);
+    context.font = `600 11px ${app.font()}`;
+    const word = (text) => Math.ceil(context.measureText(text).width);
+    layout = {
+      left, top, cell, size, queries, keys, words,
+      width: Math.ceil(left + Math.max(cols * cell, word(words.key)) + 2), height: Math.ceil(top + Math.max(rows * cell, word(words.query)) + 2),
+    };
     const ratio = window.devicePixelRatio || 1;
     canvas.width = layout.width * ratio;
     canvas.height = layout.height * ratio;
@@ -55,7 +66,7 @@ function matrixPanel(app) {
     const context = canvas.getContext("2d");
     const ratio = window.devicePixelRatio || 1;
     const style = app.inks();
-    const { left, top, cell, size, named, width, height } = layout;
+    const { left, top, cell, size, queries, keys, words, width, height } = layout;
     const [rows, cols] = [field.rows.length, field.cols.length];
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
@@ -75,24 +86,25 @@ function matrixPanel(app) {
     context.lineWidth = 1;
     context.strokeRect(left - 0.5, top - 0.5, cols * cell + 1, rows * cell + 1);
     const { x, y } = marked();
-    if (named) {
-      context.font = `${size}px ${app.font()}`;
-      context.textBaseline = "middle";
-      context.textAlign = "right";
-      field.rows.forEach((at, row) => {
-        context.fillStyle = row === y ? style.accent : field.queries[at].special ? style.muted : style.ink;
-        context.fillText(label(field.queries[at]), left - 6, top + (row + 0.5) * cell, left - 6);
-      });
-      field.cols.forEach((at, column) => {
-        context.save();
-        context.translate(left + (column + 0.5) * cell, top - 6);
-        context.rotate(-Math.PI / 2);
-        context.textAlign = "left";
-        context.fillStyle = column === x ? style.accent : field.keys[at].special ? style.muted : style.ink;
-        context.fillText(label(field.keys[at]), 0, 0, top - 6);
-        context.restore();
-      });
-    }
+    context.textBaseline = "middle";
+    const write = (text, at, turn, align, ink) => {
+      context.save();
+      context.translate(...at);
+      if (turn) context.rotate(-Math.PI / 2);
+      context.textAlign = align;
+      context.fillStyle = ink;
+      context.fillText(text, 0, 0);
+      context.restore();
+    };
+    const inkOf = (entry, chosen) => (chosen ? style.accent : entry.special ? style.muted : style.ink);
+    context.font = `600 11px ${app.font()}`;
+    write(words.key, [left, AXIS / 2], false, "left", style.muted);
+    write(words.query, [AXIS / 2, top], true, "right", style.muted);
+    context.font = `${size}px ${app.font()}`;
+    queries.forEach((name, row) => name !== null
+      && write(name, [left - 6, top + (row + 0.5) * cell], false, "right", inkOf(field.queries[field.rows[row]], row === y)));
+    keys.forEach((name, column) => name !== null
+      && write(name, [left + (column + 0.5) * cell, top - 6], true, "left", inkOf(field.keys[field.cols[column]], column === x)));
     context.strokeStyle = style.accent;
     context.lineWidth = 1.5;
     if (y >= 0) context.strokeRect(left, top + y * cell, cols * cell, Math.max(cell, 2));
@@ -157,21 +169,27 @@ function matrixPanel(app) {
     svg(into, x, y) {
       if (!layout) arrange();
       paint();
-      const { left, top, cell, size, named, width, height } = layout;
+      const { left, top, cell, size, queries, keys, words, width, height } = layout;
       const style = app.inks();
+      scaleLine(app, into, field, field.max, x, y);
+      y += 22;
+      const [wide, high] = [field.cols.length * cell, field.rows.length * cell];
       into.append(svg("image", {
-        x: x + left, y: y + top, width: field.cols.length * cell, height: field.rows.length * cell,
+        x: x + left, y: y + top, width: wide, height: high,
         preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(picture.canvas),
       }));
-      if (named) {
-        field.rows.forEach((at, row) => into.append(svg("text", {
-          x: round(x + left - 6), y: round(y + top + (row + 0.5) * cell + size * 0.35), "text-anchor": "end", "font-size": size, fill: style.ink,
-        }, label(field.queries[at]))));
-        field.cols.forEach((at, column) => into.append(svg("text", {
-          transform: `translate(${round(x + left + (column + 0.5) * cell + size * 0.35)} ${round(y + top - 6)}) rotate(-90)`, "font-size": size, fill: style.ink,
-        }, label(field.keys[at]))));
-      }
-      return { width, height };
+      const write = (text, across, down, about) => into.append(svg("text", { transform: `translate(${round(x + across)} ${round(y + down)})${about.turned ? " rotate(-90)" : ""}`,
+        "text-anchor": about.end ? "end" : "start", "font-size": about.size, "font-weight": about.weight ?? 400, fill: about.fill }, text));
+      write(words.key, left, AXIS / 2 + 4, { size: 11, weight: 600, fill: style.muted });
+      write(words.query, AXIS / 2 + 4, top, { size: 11, weight: 600, fill: style.muted, turned: true, end: true });
+      queries.forEach((name, row) => name !== null && write(name, left - 6, top + (row + 0.5) * cell + size * 0.35, { size, fill: style.ink, end: true }));
+      keys.forEach((name, column) => name !== null && write(name, left + (column + 0.5) * cell + size * 0.35, top - 6, { size, fill: style.ink, turned: true }));
+      const chosen = marked();
+      const frame = (about) => into.append(svg("rect", { fill: "none", stroke: style.accent, "stroke-width": 1.5, ...about }));
+      frame({ x: x + left, y: y + top, width: wide, height: high, stroke: style.line, "stroke-width": 1 });
+      if (chosen.y >= 0) frame({ x: x + left, y: round(y + top + chosen.y * cell), width: wide, height: Math.max(cell, 2) });
+      if (chosen.x >= 0) frame({ x: round(x + left + chosen.x * cell), y: y + top, width: Math.max(cell, 2), height: high });
+      return { width, height: height + 22 };
     },
   };
 }
@@ -186,6 +204,21 @@ function cellNote(field, { query, key }) {
 /** What the colours mean: from nothing to the largest cell. */
 function scaleBar(app, box, field) {
   box.textContent = "";
+  box.append(make("span", {}, lowest(field, field.max)), coloursBar(app, field), make("span", {}, field.text(field.max)));
+}
+
+/** The same for a picture. */
+function scaleLine(app, into, field, max, x, y) {
+  into.append(svg("image", { x, y: y + 3, width: 64, height: 9, preserveAspectRatio: "none", href: enlarged(coloursBar(app, field)) }));
+  into.append(svg("rect", { x, y: y + 3, width: 64, height: 9, fill: "none", stroke: app.inks().line }));
+  into.append(svg("text", { x: x + 72, y: y + 12, "font-size": 11, fill: app.inks().muted }, `${lowest(field, max)} … ${field.text(max)}`));
+}
+
+function lowest(field, max) {
+  return field.signed ? field.text(-max) : "0";
+}
+
+function coloursBar(app, field) {
   const bar = make("canvas", { className: "ns-bar", width: 64, height: 1, "aria-hidden": "true" });
   const colours = field.signed ? app.palette().difference : app.palette().up;
   const context = bar.getContext("2d");
@@ -193,5 +226,5 @@ function scaleBar(app, box, field) {
     context.fillStyle = colours.css[Math.round((x / 63) * 255)];
     context.fillRect(x, 0, 1, 1);
   }
-  box.append(make("span", {}, field.signed ? field.text(-field.max) : "0"), bar, make("span", {}, field.text(field.max)));
+  return bar;
 }

@@ -85,16 +85,18 @@ function overviewPanel(app) {
       buttons.forEach(draw);
     },
     panels: () => buttons,
+    ways: () => [...new Set(buttons.map((one) => (one.column.change.head === "sum" ? "by map" : "by head")))],
     svg(into, x, y) {
       this.finish();
       const origin = element.getBoundingClientRect();
-      const style = app.inks();
-      for (const text of element.querySelectorAll("h3, .ns-column, .ns-layer")) {
-        const box = text.getBoundingClientRect();
-        into.append(svg("text", {
-          x: round(x + box.left - origin.left + box.width / 2), y: round(y + box.top - origin.top + box.height * 0.75), "text-anchor": "middle",
-          "font-size": text.tagName === "H3" ? 13 : 10, fill: style.ink,
-        }, text.textContent));
+      for (const element of this.element.querySelectorAll("h3, .ns-legend, .ns-corner, .ns-column, .ns-layer")) {
+        const own = getComputedStyle(element);
+        const { right } = element.getBoundingClientRect();
+        for (const { text, box } of linesOf(element))
+          into.append(svg("text", {
+            x: round(x + Math.min(box.left, right - box.width) - origin.left + box.width / 2), y: round(y + box.top - origin.top + box.height * 0.77), "text-anchor": "middle",
+            "font-size": parseFloat(own.fontSize), "font-weight": own.fontWeight, fill: own.color,
+          }, text));
       }
       for (const { button, canvas } of buttons) {
         const box = button.getBoundingClientRect();
@@ -106,4 +108,22 @@ function overviewPanel(app) {
       return { width: origin.width, height: origin.height };
     },
   };
+}
+
+/** The lines that a text has on the screen, each with its place. */
+function linesOf(element) {
+  const lines = [];
+  const range = document.createRange();
+  const node = element.firstChild;
+  for (let at = 0; at < (node?.length ?? 0); at++) {
+    range.setStart(node, at);
+    range.setEnd(node, at + 1);
+    const box = range.getBoundingClientRect();
+    const last = lines[lines.length - 1];
+    if (last && Math.abs(box.top - last.box.top) < 2) {
+      last.text += node.data[at];
+      last.box.width = box.right - last.box.left;
+    } else if (box.width) lines.push({ text: node.data[at], box: { left: box.left, top: box.top, width: box.width, height: box.height } });
+  }
+  return lines;
 }

@@ -20,6 +20,7 @@ function visible(text, limit = 40) {
   const written = (one) => KNOWN[one] ?? `\\u{${one.codePointAt(0).toString(16)}}`;
   shown = shown.replace(HIDDEN, written);
   if (shown.replace(EMPTY, "").trim() === "") shown = shown.replace(EMPTY, written);
+  if (/^(?!\p{Default_Ignorable_Code_Point})\p{M}/u.test(shown)) shown = `◌${shown}`; // a mark that has no letter
   if (shown === "") return "∅";
   if (/^\s+$/u.test(shown)) shown = "␣".repeat(Math.min(shown.length, 8));
   return cut ? shown + "…" : shown;

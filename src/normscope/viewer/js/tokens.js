@@ -26,8 +26,8 @@ function tokensPanel(app) {
     const cross = !field.self;
     compact = Math.max(field.rows.length, field.cols.length) > MANY;
     element.classList.toggle("ns-compact", compact);
-    above.textContent = cross ? "Source: taken from (keys)" : "Taken from (keys)";
-    below.textContent = cross ? "Target: takes (queries)" : "Takes (queries)";
+    above.textContent = sideNames(field).key;
+    below.textContent = sideNames(field).query;
     for (const [side, list, shown, box] of [
       ["key", field.keys, field.cols, keys],
       ["query", field.queries, field.rows, queries],
@@ -112,12 +112,14 @@ function tokensPanel(app) {
   }
 
   let drawn = [];
+  let strongest = 0;
   function paint() {
     const focus = app.focus();
     const vector = vectorOf(field, focus);
     const colours = field.signed ? app.palette().difference : app.palette().up;
     const order = ranked(field, focus, vector);
     const max = order.length ? Math.abs(vector[order[0]]) : 0;
+    strongest = max;
     const noted = focus && !compact ? new Set(order.slice(0, 6).filter((at) => Math.abs(vector[at]) > max * 0.05)) : new Set();
     const lit = focus?.side === "key" ? "query" : "key";
     for (const side of ["key", "query"])
@@ -145,7 +147,7 @@ function tokensPanel(app) {
     legend.textContent = max > 0
       ? focus ? `strongest: ${field.text(max).replace("+", "±")}` : field.signed ? "mean over all tokens" : `mean over all tokens${compact ? "" : "; lines: the largest of each"}`
       : "nothing to show";
-    if (compact) canvas.width = canvas.height = 0;
+    if (compact) canvas.width = canvas.height = drawn.length = 0;
     else drawLines(focus, vector);
     rove(focus);
     // Later, when the page is laid out anyway: asking for a place now would do it twice.
@@ -288,6 +290,18 @@ function tokensPanel(app) {
       measure();
       paint();
       const inks = app.inks();
+      const context = canvas.getContext("2d");
+      scaleLine(app, into, field, strongest, x, y);
+      into.append(svg("text", { x, y: y + 30, "font-size": 11, fill: inks.muted }, legend.textContent));
+      y += 38;
+      // Rows that scroll are drawn whole: what the screen clips has its place all the same.
+      const beyond = (box) => (compact ? box.scrollHeight - box.clientHeight : 0);
+      const lower = { key: y + keys.scrollTop, query: y + beyond(keys) + queries.scrollTop };
+      const origin = pair.getBoundingClientRect();
+      for (const [name, down] of [[above, y], [below, y + beyond(keys) + beyond(queries)]])
+        into.append(svg("text", {
+          x, y: round(down + name.getBoundingClientRect().top - origin.top + 12), "font-size": 11, "font-weight": 600, fill: inks.muted,
+        }, name.textContent));
       for (const { path, width, alpha, colour } of drawn)
         into.append(svg("path", {
           d: `M${path.slice(0, 2).map((v, i) => round(v + (i ? y : x))).join(" ")}C${path.slice(2).map((v, i) => round(v + (i % 2 ? y : x))).join(" ")}`,
@@ -296,23 +310,32 @@ function tokensPanel(app) {
       for (const side of ["key", "query"])
         chips[side].forEach((one, at) => {
           const box = boxes[side][at];
+          const top = lower[side] + box.top;
           const own = getComputedStyle(one.chip);
+          const size = parseFloat(own.fontSize);
+          context.font = `${own.fontSize} ${own.fontFamily}`;
           into.append(svg("rect", {
-            x: round(x + box.left), y: round(y + box.top), width: round(box.width), height: round(box.height), rx: 5,
+            x: round(x + box.left), y: round(top), width: round(box.width), height: round(box.height), rx: 5,
             fill: own.backgroundColor, stroke: one.chosen ? inks.accent : inks.line, "stroke-width": one.chosen ? 2 : 1,
           }));
           into.append(svg("text", {
-            x: round(x + box.x), y: round(y + box.top + box.height / 2 + 5), "text-anchor": "middle", "font-size": 14, fill: own.color,
-          }, one.label.textContent));
+            x: round(x + box.x), y: round(top + box.height / 2 + size * 0.36), "text-anchor": "middle", "font-size": size, fill: own.color,
+          }, fitted(context, one.label.textContent, one.label.getBoundingClientRect().width + 0.5)));
           if (one.note) into.append(svg("text", {
-            x: round(x + box.x), y: round(y + box.top + box.height + 11), "text-anchor": "middle", "font-size": 10,
+            x: round(x + box.x), y: round(top + box.height + 11), "text-anchor": "middle", "font-size": 10,
             fill: inks.muted, stroke: inks.panel, "stroke-width": 3, "paint-order": "stroke",
           }, one.note));
         });
-      const size = pair.getBoundingClientRect();
-      return { width: size.width, height: size.height };
+      return { width: origin.width, height: origin.height + 38 + beyond(keys) + beyond(queries) };
     },
   };
+}
+
+/** What the two rows of tokens are, and the axes of the matrix. */
+function sideNames(field) {
+  return field.self
+    ? { key: "Taken from (keys)", query: "Takes (queries)" }
+    : { key: "Source: taken from (keys)", query: "Target: takes (queries)" };
 }
 
 /** A number short enough to stand under a token; the list has it in full. */
