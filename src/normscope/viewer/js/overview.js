@@ -88,6 +88,7 @@ function overviewPanel(app) {
     ways: () => [...new Set(buttons.map((one) => (one.column.change.head === "sum" ? "by map" : "by head")))],
     svg(into, x, y) {
       this.finish();
+      for (const grid of element.querySelectorAll(".ns-thumbs")) grid.scrollLeft = 0;
       const origin = element.getBoundingClientRect();
       for (const element of this.element.querySelectorAll("h3, .ns-legend, .ns-corner, .ns-column, .ns-layer")) {
         const own = getComputedStyle(element);
@@ -105,7 +106,8 @@ function overviewPanel(app) {
           preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas),
         }));
       }
-      return { width: origin.width, height: origin.height };
+      const right = Math.max(...buttons.map(({ button }) => button.getBoundingClientRect().right)); // beyond what fits a phone
+      return { width: Math.max(origin.width, right - origin.left), height: origin.height };
     },
   };
 }
