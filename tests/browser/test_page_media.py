@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
 from xml.etree import ElementTree
 
 import pages
+import pytest
 from playwright.sync_api import expect
 
 from browser.conftest import Open
@@ -17,9 +19,10 @@ def test_below_the_queries_there_is_room_for_numbers(open_page: Open) -> None:
     covered = page.evaluate(
         """() => {
             const box = (one) => one.getBoundingClientRect();
-            const others = [...document.querySelectorAll(".ns-queries .ns-token, .ns-side")].map(box);
-            return [...document.querySelectorAll(".ns-queries small:not(:empty)")].map(box).filter(
-                (one) => others.some((two) => one.left < two.right && two.left < one.right
+            const boxes = (of) => [...document.querySelectorAll(of)].map(box);
+            const others = boxes(".ns-queries .ns-token, .ns-side");
+            return boxes(".ns-queries small:not(:empty)").filter((one) => others.some(
+                (two) => one.left < two.right && two.left < one.right
                     && one.top + 1 < two.bottom && two.top < one.bottom - 1)).length;
         }"""
     )
@@ -39,7 +42,8 @@ def test_forty_heads_on_a_phone_can_be_hit(open_page: Open) -> None:
     last = page.get_by_role("button", name="layer 3, norms of head 39")
     last.scroll_into_view_if_needed()
     layer = page.locator(".ns-layer").last.bounding_box()
-    assert layer is not None and 0 < layer["x"] < 40  # the names of the layers stay
+    assert layer is not None
+    assert 0 < layer["x"] < 40  # the names of the layers stay
     with page.expect_download() as download:
         page.get_by_role("button", name="SVG", exact=True).click()
     drawn = ElementTree.parse(download.value.path()).getroot()
@@ -50,3 +54,33 @@ def test_forty_heads_on_a_phone_can_be_hit(open_page: Open) -> None:
     assert min(float(one.attrib["x"]) for one in images) > 0
     last.tap()
     expect(page.locator(".ns-panel h3")).to_have_text("norms · head 39")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_with_the_colours_of_the_system(open_page: Open, scheme: Literal["light", "dark"]) -> None:
+    page = open_page(
+        pages.results(), "#map=attn_n&layer=0&query=2", forced_colors="active", color_scheme=scheme
+    )
+
+    def style(of: str, name: str) -> list[str]:
+        found: list[str] = page.eval_on_selector_all(
+            of, f"all => all.map(one => getComputedStyle(one).{name})"
+        )
+        return found
+
+    chosen, *others = style(".ns-tabs button", "borderBottomColor")
+    assert chosen not in others
+    assert len(set(style(".ns-keys .ns-token", "backgroundColor"))) > 4  # the shading
+    (ring,) = set(style(".ns-queries .ns-chosen", "boxShadow"))
+    assert ring != "none"
+    assert set(style(".ns-queries .ns-token:not(.ns-chosen)", "boxShadow")) == {"none"}
+    (bar,) = set(style(".ns-share", "backgroundColor"))
+    assert bar not in style(".ns-card", "backgroundColor")
+    on, off = (
+        set(style(f".ns-segments input{which} + span", "backgroundColor"))
+        for which in (":checked", ":not(:checked)")
+    )
+    assert not on & off
+    page.get_by_role("tab", name="Overview").click()
+    rings = style(".ns-thumb", "boxShadow")
+    assert len([one for one in rings if one != "none"]) == 1
