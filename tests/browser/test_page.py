@@ -214,7 +214,7 @@ def test_the_matrix_shows_and_reads_its_cells(open_page: Open) -> None:
     spot: Any = {"x": left + (key + 0.5) * size, "y": top + (query + 0.5) * size}
     canvas.hover(position=spot)
     tip = page.get_by_role("tooltip")
-    expect(tip).to_contain_text("the takes from s")
+    expect(tip).to_contain_text("\u2068the\u2069 takes from \u2068s\u2069")
     percent = re.search(r"([\d.]+) %", tip.inner_text())
     assert percent is not None
     assert float(percent[1]) / 100 == pytest.approx(share[query, key], abs=1e-3)

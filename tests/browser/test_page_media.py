@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 from xml.etree import ElementTree
 
@@ -84,3 +85,31 @@ def test_with_the_colours_of_the_system(open_page: Open, scheme: Literal["light"
     page.get_by_role("tab", name="Overview").click()
     rings = style(".ns-thumb", "boxShadow")
     assert len([one for one in rings if one != "none"]) == 1
+
+
+def test_a_sentence_about_tokens_from_the_right_keeps_its_order(open_page: Open) -> None:
+    words = ["قطة!", "جلست", "على", "كلب!"]
+    made = pages.results(pages.tokens_of(words))
+    page = open_page(made, "#view=matrix&map=attn_n&layer=0")
+    page.locator(".ns-matrix").hover()
+    tip = page.get_by_role("tooltip").locator("div").first
+    said = tip.inner_text().replace("\u2068", "").replace("\u2069", "")
+    query, key = said.split(" takes from ")
+    assert {query, key} < set(words)
+    places = page.evaluate(
+        """(parts) => {
+            const text = document.querySelector(".ns-tip div").firstChild;
+            let from = 0;
+            return parts.map((part) => {
+                from = text.data.indexOf(part, from);
+                const range = document.createRange();
+                range.setStart(text, from);
+                range.setEnd(text, from += part.length);
+                const { left, right } = range.getBoundingClientRect();
+                return [left, right];
+            });
+        }""",
+        [query, "takes", "from", key],
+    )
+    for before, after in pairwise(places):
+        assert before[1] <= after[0] + 1

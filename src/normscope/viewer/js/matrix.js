@@ -196,7 +196,7 @@ function matrixPanel(app) {
 
 function cellNote(field, { query, key }) {
   return [
-    `${visible(field.queries[query].text)} takes from ${visible(field.keys[key].text)}`,
+    `${isolated(visible(field.queries[query].text))} takes from ${isolated(visible(field.keys[key].text))}`,
     field.text(field.value(query, key)),
   ];
 }

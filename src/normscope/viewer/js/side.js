@@ -97,7 +97,7 @@ function mixingStrip(app, box) {
     };
     canvas.addEventListener("pointermove", (event) => {
       const { layer, y, at } = under(event);
-      app.tip(event, [`${visible(canvas.about.queries[at].text)}, layer ${layer}`, `${percent(canvas.about.values[y][at])} from others`]);
+      app.tip(event, [`${isolated(visible(canvas.about.queries[at].text))}, layer ${layer}`, `${percent(canvas.about.values[y][at])} from others`]);
     });
     canvas.addEventListener("pointerleave", () => app.tip(null));
     canvas.addEventListener("click", (event) => {

@@ -347,8 +347,8 @@ function brief(field, value) {
 }
 
 function tokenNote(entry, index) {
-  const lines = [`${visible(entry.text, 80)}`];
-  if (entry.piece !== entry.text) lines.push(`piece ${visible(entry.piece, 80)}`);
+  const lines = [isolated(visible(entry.text, 80))];
+  if (entry.piece !== entry.text) lines.push(`piece ${isolated(visible(entry.piece, 80))}`);
   lines.push(`position ${entry.at[0]}${entry.at.length > 1 ? `–${entry.at[entry.at.length - 1]}` : ""}${entry.special ? ", special" : ""}`);
   return lines;
 }

@@ -1,5 +1,10 @@
 // The viewer: one record of state, one function that shows it.
 
+/** A token within a sentence: one that is written from the right leaves the words around it where they are. */
+function isolated(text) {
+  return `\u2068${text}\u2069`;
+}
+
 async function mountNormscope(root, data, { page = false } = {}) {
   root.classList.add("normscope");
   root.textContent = "";
@@ -119,7 +124,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   app.tip = (event, lines = []) => {
     tip.hidden = !event || !lines.length;
     if (tip.hidden) return;
-    tip.replaceChildren(...lines.map((line) => make("div", { dir: "auto" }, line)));
+    tip.replaceChildren(...lines.map((line) => make("div", { dir: "ltr" }, line)));
     const box = tip.getBoundingClientRect();
     tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, window.innerWidth - box.width - 8))}px`;
     tip.style.top = `${event.clientY + 18 + box.height > window.innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
