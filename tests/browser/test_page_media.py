@@ -113,3 +113,65 @@ def test_a_sentence_about_tokens_from_the_right_keeps_its_order(open_page: Open)
     )
     for before, after in pairwise(places):
         assert before[1] <= after[0] + 1
+
+
+@pytest.mark.parametrize("how", ["mouse", "touch"])
+def test_the_layer_is_dragged(open_page: Open, how: str) -> None:
+    made = pages.results(layers=12)
+    page = open_page(made, "#map=attn_n&layer=0", has_touch=how == "touch")
+    slider = page.get_by_role("slider", name="Layer")
+    box = slider.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    places = [box["x"] + 8 + step * (box["width"] - 16) / 4 for step in range(5)]
+    seen = []
+    if how == "mouse":
+        page.mouse.move(places[0], middle)
+        page.mouse.down()
+    session = page.context.new_cdp_session(page)
+
+    def touch(kind: str, *x: float) -> None:
+        points = [{"x": one, "y": middle} for one in x]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    if how == "touch":
+        touch("touchStart", places[0])
+    for place in places[1:]:
+        if how == "touch":
+            touch("touchMove", place)
+        else:
+            page.mouse.move(place, middle)
+        seen.append(int(slider.input_value()))
+    if how == "touch":
+        touch("touchEnd")
+    else:
+        page.mouse.up()
+    assert seen == sorted(seen)
+    assert len(set(seen)) == 4
+    expect(slider).to_have_value("11")
+    expect(page.locator(".ns-slider span")).to_have_text("11 of 11")
+
+
+def test_controls_keep_their_elements(open_page: Open) -> None:
+    page = open_page(pages.translation(), "#part=cross&map=attn_n&layer=0")
+    page.evaluate(
+        "document.querySelectorAll('.ns-controls :is(input, select, button)')"
+        ".forEach(one => one.kept = true)"
+    )
+    new = "() => [...document.querySelectorAll('.ns-controls :is(input, select, button)')]"
+    new += ".filter(one => !one.kept).length"
+    for key in "lhmcnwxdtLHM":
+        page.keyboard.press(key)
+        assert page.evaluate(new) == 0
+    compare = page.get_by_label("Compare with")
+    compare.focus()
+    compare.select_option("weights")
+    expect(compare).to_be_focused()
+    page.get_by_role("radio", name="encoder").check()  # its maps and layers may be others
+    expect(page.get_by_role("radio", name="encoder")).to_be_focused()
+    expect(page.get_by_role("radio", name="encoder")).to_be_checked()
+    page.get_by_role("button", name="next layer").click()
+    page.get_by_role("button", name="next layer").click()  # the last: the button is off
+    expect(page.get_by_role("slider", name="Layer")).to_be_focused()
+    page.get_by_role("button", name="previous layer").click()
+    expect(page.get_by_role("button", name="previous layer")).to_be_focused()

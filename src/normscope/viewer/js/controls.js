@@ -5,94 +5,124 @@ let instances = 0;
 function controls(app) {
   const prefix = `ns${++instances}`;
   const bar = make("div", { className: "ns-controls" });
+  const groups = new Map();
+
+  /** A group as it was made, for as long as its choices are the same: an element that is replaced cannot be dragged. */
+  function kept(name, choices, create) {
+    const key = JSON.stringify(choices);
+    if (groups.get(name)?.key !== key) groups.set(name, { key, group: create() });
+    return groups.get(name).group;
+  }
 
   /** Radio buttons in a row; a choice is {value, text, title, off}. */
   function segmented(legend, name, choices, chosen, choose, extra = "") {
-    const group = make("fieldset", { className: `ns-group ${extra}` }, make("legend", {}, legend));
-    const row = make("div", { className: "ns-segments" });
-    for (const { value, text, title, off } of choices)
-      row.append(make("label", { title },
+    const group = kept(name, choices, () => make("fieldset", { className: `ns-group ${extra}` }, make("legend", {}, legend),
+      make("div", { className: "ns-segments" }, choices.map(({ value, text, title, off }) => make("label", { title },
         make("input", {
-          type: "radio", name: `${prefix}-${name}`, value: String(value), checked: value === chosen, disabled: Boolean(off),
+          type: "radio", name: `${prefix}-${name}`, value: String(value), disabled: Boolean(off),
           on: { change: () => choose(value) },
-        }), make("span", {}, text)));
-    group.append(row);
+        }), make("span", {}, text))))));
+    for (const input of group.querySelectorAll("input")) input.checked = input.value === String(chosen);
     return group;
   }
 
   function dropdown(legend, name, choices, chosen, choose) {
-    const select = make("select", { id: `${prefix}-${name}`, name, on: { change: () => choose(select.value) } });
-    for (const { value, text } of choices) select.append(make("option", { value: String(value), selected: value === chosen }, text));
-    return make("div", { className: "ns-group" }, make("label", { htmlFor: select.id }, legend), select);
+    const group = kept(name, null, () => {
+      const select = make("select", { id: `${prefix}-${name}`, name, on: { change: () => choose(select.value) } });
+      return make("div", { className: "ns-group" }, make("label", { htmlFor: select.id }, legend), select);
+    });
+    const select = group.lastChild;
+    const key = JSON.stringify(choices);
+    if (select.dataset.choices !== key) select.replaceChildren(...choices.map(({ value, text }) => make("option", { value: String(value) }, text)));
+    select.dataset.choices = key;
+    select.value = String(chosen);
+    select.disabled = choices.length < 2;
+    return group;
   }
 
-  function tick(text, name, on, choose, off = false) {
+  function tick(text, name, choose) {
     return make("label", { className: "ns-tick" },
-      make("input", { type: "checkbox", name, checked: on, disabled: off, on: { change: (event) => choose(event.target.checked) } }),
+      make("input", { type: "checkbox", name, on: { change: (event) => choose(event.target.checked) } }),
       make("span", {}, text));
+  }
+
+  function hiding() {
+    const group = kept("hide", null, () => make("fieldset", { className: "ns-group" }, make("legend", {}, "Hide"),
+      make("div", { className: "ns-ticks" },
+        tick("special tokens", "special", (on) => app.set({ special: !on })),
+        tick("the token itself", "own", (on) => app.set({ own: !on })))));
+    const [special, own] = group.querySelectorAll("input");
+    special.checked = !app.state.special;
+    own.checked = !app.state.own;
+    own.disabled = app.part.tokens !== app.part.keys;
+    return group;
   }
 
   function layers() {
     const { part, state } = app;
     const at = part.layers.indexOf(state.layer);
-    const range = make("input", {
-      type: "range", id: `${prefix}-layer`, name: "layer", min: 0, max: part.layers.length - 1, step: 1, value: String(at),
-      "aria-valuetext": `layer ${state.layer}`, on: { input: () => app.set({ layer: part.layers[Number(range.value)] }) },
+    const group = kept("layer", part.layers, () => {
+      const range = make("input", {
+        type: "range", id: `${prefix}-layer`, name: "layer", min: 0, max: part.layers.length - 1, step: 1,
+        on: { input: () => app.set({ layer: part.layers[Number(range.value)] }) },
+      });
+      const shift = (by, sign, label) => make("button", {
+        type: "button", className: "ns-step", "aria-label": label, on: { click: () => app.step("layer", by) },
+      }, sign);
+      return make("div", { className: "ns-group ns-layers" },
+        make("label", { htmlFor: range.id }, "Layer"),
+        make("div", { className: "ns-slider" }, shift(-1, "‹", "previous layer"), range, shift(1, "›", "next layer"),
+          make("span", { "aria-hidden": "true" })));
     });
-    const shift = (by, sign, label) => make("button", {
-      type: "button", className: "ns-step", "aria-label": label, disabled: part.layers[at + by] === undefined,
-      on: { click: () => app.step("layer", by) },
-    }, sign);
-    return make("div", { className: "ns-group ns-layers" },
-      make("label", { htmlFor: range.id }, "Layer"),
-      make("div", { className: "ns-slider" }, shift(-1, "‹", "previous layer"), range, shift(1, "›", "next layer"),
-        make("span", { "aria-hidden": "true" }, `${state.layer} of ${part.layers[part.layers.length - 1]}`)));
+    const [back, range, on, said] = group.lastChild.children;
+    range.value = String(at);
+    range.setAttribute("aria-valuetext", `layer ${state.layer}`);
+    back.disabled = at === 0;
+    on.disabled = at === part.layers.length - 1;
+    said.textContent = `${state.layer} of ${part.layers[part.layers.length - 1]}`;
+    return group;
   }
 
   function build() {
     const { model, part, state } = app;
     const map = part.maps.find((one) => one.name === state.map);
     const heads = map.heads ?? [];
-    const groups = [];
+    const list = [];
     const short = (one) => (one.sum ?? one.each).short;
     if (model.parts.length > 1)
-      groups.push(segmented("Part", "part", model.parts.map((one) => ({ value: one.name, text: one.name })), state.part, (value) => app.set({ part: value, query: null, key: null }), "ns-part"));
-    groups.push(segmented("Map", "map", part.maps.map((one) => ({ value: one.name, text: short(one), title: (one.sum ?? one.each).title })),
-      state.map, (value) => app.set({ map: value, versus: state.versus === value ? "" : state.versus }), "ns-story"));
-    groups.push(layers());
+      list.push(segmented("Part", "part", model.parts.map((one) => ({ value: one.name, text: one.name })), state.part, (value) => app.set({ part: value, query: null, key: null }), "ns-part"));
+    list.push(segmented("Map", "map", part.maps.map((one) => ({ value: one.name, text: short(one), title: (one.sum ?? one.each).title })),
+      state.map, (value) => app.set({ map: value, versus: app.state.versus === value ? "" : app.state.versus }), "ns-story"));
+    list.push(layers());
     const choices = [...(map.sum ? [{ value: "sum", text: "together" }] : []), ...heads.map((head) => ({ value: head, text: `head ${head}` }))];
-    const head = dropdown("Heads", "head", choices, map.each ? state.head : "sum", (value) => app.set({ head: value === "sum" ? "sum" : Number(value) }));
-    head.querySelector("select").disabled = choices.length < 2;
-    groups.push(head);
-    groups.push(dropdown("Compare with", "versus", [{ value: "", text: "nothing" },
+    list.push(dropdown("Heads", "head", choices, map.each ? state.head : "sum", (value) => app.set({ head: value === "sum" ? "sum" : Number(value) })));
+    list.push(dropdown("Compare with", "versus", [{ value: "", text: "nothing" },
       ...part.maps.filter((one) => one !== map).map((one) => ({ value: one.name, text: short(one) }))], state.versus, (value) => app.set({ versus: value })));
-    groups.push(segmented("Numbers", "scale", [
+    list.push(segmented("Numbers", "scale", [
       { value: "share", text: "share", title: "share of what a token takes" }, { value: "absolute", text: "absolute", title: "the weight or the norm itself" },
     ], state.scale, (value) => app.set({ scale: value })));
     const unknown = !model.tokens[part.tokens].word;
-    groups.push(segmented("Tokens", "unit", [
+    list.push(segmented("Tokens", "unit", [
       { value: false, text: "pieces", title: "the tokenizer’s pieces" }, { value: true, text: "words", title: "pieces of a word merged", off: unknown },
     ], state.words, (value) => app.set({ words: value })));
-    groups.push(make("fieldset", { className: "ns-group" }, make("legend", {}, "Hide"),
-      make("div", { className: "ns-ticks" },
-        tick("special tokens", "special", !state.special, (on) => app.set({ special: !on })),
-        tick("the token itself", "own", !state.own, (on) => app.set({ own: !on }), part.tokens !== part.keys))));
-    return groups;
+    list.push(hiding());
+    return list;
   }
 
   return {
     element: bar,
-    /** Rebuilt when the choices change, with the focus kept on the control that had it. */
+    /** Only what has changed; the focus stays on the control that had it. */
     sync() {
       const active = bar.contains(app.active()) ? app.active() : null;
-      const name = active?.name;
-      const label = active?.getAttribute("aria-label");
-      bar.replaceChildren(...build());
+      build().forEach((group, at) => {
+        const old = bar.children[at];
+        if (!old) bar.append(group);
+        else if (old !== group) old.replaceWith(group);
+      });
       if (!active) return;
-      const same = name
-        ? bar.querySelector(active.type === "radio" ? `input[name="${name}"]:checked` : `[name="${name}"]`)
-        : [...bar.querySelectorAll("button")].find((one) => one.getAttribute("aria-label") === label);
-      (same?.disabled ? bar.querySelector("input[type=range]") : same)?.focus();
+      const same = active.type === "radio" ? bar.querySelector(`input[name="${active.name}"]:checked`) : active;
+      const next = bar.contains(same) && !same.disabled ? same : bar.querySelector("input[type=range]");
+      if (next !== app.active()) next.focus();
     },
   };
 }
