@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pages
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
-from browser.conftest import Open
+from browser.conftest import Open, watch
 
 
 def test_below_the_queries_there_is_room_for_numbers(open_page: Open) -> None:
@@ -175,3 +175,51 @@ def test_controls_keep_their_elements(open_page: Open) -> None:
     expect(page.get_by_role("slider", name="Layer")).to_be_focused()
     page.get_by_role("button", name="previous layer").click()
     expect(page.get_by_role("button", name="previous layer")).to_be_focused()
+
+
+@pytest.mark.parametrize("width", [420, 640])
+def test_in_a_narrow_cell_of_a_notebook(chromium: Browser, width: int) -> None:
+    import normscope
+
+    widget: Any = normscope.widget(pages.results())
+    page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+    wrong = watch(page, lambda url: url.startswith(("about:", "blob:")))
+    # A notebook in JupyterLab lies in a panel that is a world of its own for what is placed in it.
+    page.evaluate(
+        """async ([code, style, data, width]) => {
+            const sheet = document.createElement("style");
+            sheet.textContent = style;
+            document.head.append(sheet);
+            const panel = document.createElement("div");
+            panel.style = `position: absolute; left: 300px; top: 100px; width: 1000px;
+                height: 850px; contain: strict; overflow: auto`;
+            const el = document.createElement("div");
+            el.style = `width: ${width}px; margin-top: 50px`;
+            panel.append(el);
+            document.body.append(panel);
+            const address = URL.createObjectURL(new Blob([code], {type: "text/javascript"}));
+            const module = await import(address);
+            module.default.render({model: {get: () => data, on() {}, off() {}}, el});
+        }""",
+        [widget._esm, widget._css, widget.data, width],
+    )
+    expect(page.locator(".normscope[data-ready]")).to_have_count(1)
+    stage, aside = (page.locator(f".ns-{one}").bounding_box() for one in ("stage", "aside"))
+    assert stage is not None
+    assert aside is not None
+    assert aside["y"] > stage["y"] + stage["height"]  # below it, as on a phone
+    controls = page.locator(".ns-controls").evaluate("one => getComputedStyle(one).display")
+    assert controls == ("grid" if width == 420 else "flex")
+    assert page.locator(".normscope").evaluate("one => one.scrollWidth") <= width
+    for at in (1, 9):
+        token = page.locator(".ns-keys .ns-token").nth(at)
+        token.hover()
+        box, tip = token.bounding_box(), page.get_by_role("tooltip").bounding_box()
+        assert box is not None
+        assert tip is not None
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        assert x - tip["width"] < tip["x"] < x + 20
+        assert 0 < tip["y"] - y < 25
+        assert tip["x"] + tip["width"] <= 300 + width
+    assert wrong == []
+    page.close()

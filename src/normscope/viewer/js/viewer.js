@@ -126,8 +126,12 @@ async function mountNormscope(root, data, { page = false } = {}) {
     if (tip.hidden) return;
     tip.replaceChildren(...lines.map((line) => make("div", { dir: "ltr" }, line)));
     const box = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, window.innerWidth - box.width - 8))}px`;
-    tip.style.top = `${event.clientY + 18 + box.height > window.innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+    const area = root.getBoundingClientRect(); // the tip is placed in it: in a notebook, the window may not hold for it
+    const [right, bottom] = [Math.min(window.innerWidth, area.right), Math.min(window.innerHeight, area.bottom)];
+    const left = Math.max(area.left + 4, Math.min(event.clientX + 14, right - box.width - 8));
+    const top = event.clientY + 18 + box.height > bottom ? event.clientY - box.height - 10 : event.clientY + 18;
+    tip.style.left = `${left - area.left - root.clientLeft}px`;
+    tip.style.top = `${top - area.top - root.clientTop}px`;
   };
   let saying = 0;
   app.say = (text) => {
