@@ -452,3 +452,19 @@ def test_tokens_are_legible_at_every_strength(open_page: Open, theme: str) -> No
         for a, b in ((luminance(ink), luminance(ground)) for ink, ground in pairs)
     )
     assert worst >= 4.5
+
+
+def test_what_is_hidden_is_not_called_nothing(open_page: Open, tmp_path: Path) -> None:
+    page = open_page(pages.results(), "#view=matrix&map=attn_n&layer=1&own=hide")
+    rows = list(csv.DictReader(io.StringIO(saved(page, "CSV", tmp_path).read_text())))
+    assert len(rows) == 100
+    assert all((row["attn_n"] == "") == (row["query"] == row["key"]) for row in rows)
+    page.locator("canvas.ns-matrix").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_role("status")).to_contain_text(re.compile("takes from .*hidden"))
+
+
+def test_the_residual_can_be_chosen_where_one_map_lacks_it(open_page: Open) -> None:
+    page = open_page(pages.translation(), "#part=cross&map=attn_res_ln_n&vs=attn_n&layer=1")
+    page.locator(".ns-keys .ns-token", has_text="residual").first.click()
+    expect(page.get_by_role("status")).to_contain_text("Most is taken from residual")

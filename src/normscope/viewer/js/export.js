@@ -128,6 +128,11 @@ async function toPng(text) {
   }
 }
 
+/** As many digits as a cell of float32 has. */
+function digits(value) {
+  return Number(value.toPrecision(7));
+}
+
 function toCsv(app) {
   const { state, fields } = app;
   const line = (cells) => cells.map((cell) => {
@@ -140,7 +145,7 @@ function toCsv(app) {
       const field = fieldOf(app.model, app.part, of.map, at, of);
       let best = [field.rows[0], field.cols[0]];
       for (const i of field.rows) for (const j of field.cols) if (field.value(i, j) > field.value(...best)) best = [i, j];
-      text += line([layer, of.head, of.map, field.value(...best), best[0], field.queries[best[0]].piece, best[1], field.keys[best[1]].piece]);
+      text += line([layer, of.head, of.map, digits(field.value(...best)), best[0], field.queries[best[0]].piece, best[1], field.keys[best[1]].piece]);
     }
     return text;
   }
@@ -157,7 +162,7 @@ function toCsv(app) {
   for (const i of rows)
     for (const j of cols)
       text += line([state.part, state.layer, fields[0].label.replace("head ", "") || "sum", i, widest.queries[i].piece, j, widest.keys[j].piece,
-        ...fields.map((field) => field.value(i, j))]);
+        ...fields.map((field) => (field.hidden(i, j) ? "" : digits(field.value(i, j))))]);
   return text;
 }
 

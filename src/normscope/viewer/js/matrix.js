@@ -197,7 +197,7 @@ function matrixPanel(app) {
 function cellNote(field, { query, key }) {
   return [
     `${isolated(visible(field.queries[query].text))} takes from ${isolated(visible(field.keys[key].text))}`,
-    field.text(field.value(query, key)),
+    field.hidden(query, key) ? "hidden" : field.text(field.value(query, key)),
   ];
 }
 
