@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from typing import Any, Literal
 from xml.etree import ElementTree
 
 import pages
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Page, expect
 
 from browser.conftest import Open, watch
 
@@ -223,3 +224,85 @@ def test_in_a_narrow_cell_of_a_notebook(chromium: Browser, width: int) -> None:
         assert tip["x"] + tip["width"] <= 300 + width
     assert wrong == []
     page.close()
+
+
+CURVES = """() => {
+    const canvas = document.querySelector(".ns-lines");
+    const area = canvas.getBoundingClientRect();
+    const scale = canvas.width / area.width;
+    const copy = document.createElement("canvas");
+    [copy.width, copy.height] = [canvas.width, canvas.height];
+    const context = copy.getContext("2d", { willReadFrequently: true });
+    context.drawImage(canvas, 0, 0);
+    const inked = (x, y) => context.getImageData(x * scale - 1, y * scale - 1, 3, 3).data
+        .some((value, at) => at % 4 === 3 && value > 0);
+    const noted = [...document.querySelectorAll(".ns-keys .ns-token")]
+        .filter((chip) => chip.querySelector("small").textContent);
+    return noted.map((chip) => {
+        const box = chip.getBoundingClientRect();
+        return inked(box.left + box.width / 2 - area.left, box.bottom + 2 - area.top);
+    });
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_on_paper_it_is_light_named_and_drawn_anew(open_page: Open, theme: str) -> None:
+    words = [f"word{at}" * (1 + at % 2) for at in range(24)]
+    made = pages.results(pages.tokens_of(words), layers=6)
+    page = open_page(made, f"#map=attn_n&layer=2&head=3&query=5&theme={theme}")
+    named = page.get_by_text("norms · layer 2, head 3 · share of the row")
+    expect(named).to_be_hidden()
+    before = page.screenshot()
+    page.emulate_media(media="print")
+    expect(named).to_be_visible()
+    expect(page.locator(".ns-controls")).to_be_hidden()
+    expect(page.locator(".ns-tabs")).to_be_hidden()
+    root = page.locator(".normscope")
+    expect(root).to_have_css("background-color", "rgb(255, 255, 255)")
+    expect(root).to_have_css("color", "rgb(27, 33, 48)")
+    expect(page.locator(".ns-token").first).to_have_css("print-color-adjust", "exact")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    assert page.evaluate(ground) == "rgb(255, 255, 255)"
+    reached = page.evaluate(CURVES)
+    assert len(reached) > 2
+    assert all(reached)
+    page.emulate_media(media="screen")
+    expect(named).to_be_hidden()
+    expect(root).to_have_attribute("data-theme", theme)
+    assert page.screenshot() == before
+    page.pdf(format="A4")  # as the print command does it: the page is the same afterwards
+    expect(named).to_be_hidden()
+    assert page.screenshot() == before
+
+
+def sheets(page: Page) -> list[bool]:
+    """For each sheet of paper: is there a picture on it?"""
+    page.evaluate(
+        """() => matchMedia("print").addEventListener("change", (paper) => {
+            if (paper.matches) window.width = document.querySelector(".normscope").offsetWidth;
+        })"""
+    )
+    made = page.pdf(format="A4")
+    assert page.evaluate("window.width") < 720  # what the paper has between its margins
+    found = re.findall(rb"<</Type /Page\n.*?endobj", made, re.DOTALL)
+    return [b"/XObject" in one for one in found]
+
+
+@pytest.mark.parametrize("count", [14, 115, 300])
+def test_the_first_sheet_of_paper_is_not_blank(open_page: Open, count: int) -> None:
+    words = ["[CLS]", *("Anna", "baked", "a", "cake", ",", "and"), *("Tom", "ate", "it", ".")]
+    tokens = pages.tokens_of((words * 28)[:count])
+    page = open_page(pages.results(tokens, layers=6), "#map=attn_n&layer=2&query=12")
+    for view in ("Tokens", "Matrix", "Overview"):
+        page.get_by_role("tab", name=view).click()
+        if (view, count) != ("Tokens", 300):  # which has no curves, only shading
+            assert sheets(page)[0]
+    page.get_by_role("tab", name="Tokens").click()
+    page.emulate_media(media="print")
+    expect(page.locator(".normscope")).to_have_class("normscope ns-print")
+    bottom = page.evaluate("document.querySelector('.ns-panel').getBoundingClientRect().bottom")
+    assert bottom < 1123 or count == 300  # a sheet
+    hidden = page.locator(".ns-row").evaluate_all(
+        "all => Math.max(...all.map(one => one.scrollHeight - one.clientHeight))"
+    )
+    assert hidden <= 0  # nothing is scrolled out of sight

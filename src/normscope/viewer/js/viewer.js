@@ -1,5 +1,7 @@
 // The viewer: one record of state, one function that shows it.
 
+const SHEET = 880; // pixels of height that a panel may have on paper
+
 /** A token within a sentence: one that is written from the right leaves the words around it where they are. */
 function isolated(text) {
   return `\u2068${text}\u2069`;
@@ -15,14 +17,14 @@ async function mountNormscope(root, data, { page = false } = {}) {
     root.append(make("p", { className: "ns-problem", role: "alert" }, `This page could not be opened: ${problem.message}`));
     return null;
   }
-  const app = { root, model, hovered: null, fields: [], panels: [], back: "tokens" };
+  const app = { root, model, hovered: null, fields: [], panels: [], back: "tokens", printing: false };
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   app.state = fitting(model, { ...opening(model, root.clientWidth >= 900), ...(page ? fromFragment(location.hash) : {}) });
 
   // ---- what the parts of the view ask for
 
   Object.defineProperty(app, "part", { get: () => model.parts.find((one) => one.name === app.state.part) });
-  app.theme = () => app.state.theme || (dark.matches ? "dark" : "light");
+  app.theme = () => app.printing ? "light" : app.state.theme || (dark.matches ? "dark" : "light");
   app.palette = () => PALETTES[app.theme()];
   app.active = () => root.getRootNode().activeElement; // a notebook may keep it in a shadow tree
   app.font = () => getComputedStyle(root).fontFamily;
@@ -93,6 +95,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     overview: "Choose a picture to open it.",
   };
   const hint = make("p", { className: "ns-hint" });
+  const printed = make("p", { className: "ns-printed" });
   const tabs = make("div", { className: "ns-tabs", role: "tablist", "aria-label": "View" },
     VIEWS.map((view) => make("button", { type: "button", role: "tab", "data-view": view, on: { click: () => app.set({ view }) } }, names[view])));
   tabs.addEventListener("keydown", (event) => {
@@ -118,6 +121,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
       make("div", { className: "ns-tools" }, saves, themes, helps)),
     bar.element,
     make("div", { className: "ns-views" }, tabs, hint),
+    printed,
     body,
     tip, live, help);
 
@@ -160,6 +164,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     }
     stage.setAttribute("aria-label", names[state.view]);
     hint.textContent = hints[state.view];
+    printed.textContent = headline(app);
     bar.sync();
     const count = state.view === "overview" ? 1 : app.fields.length;
     const wanted = `${state.view}/${count}`;
@@ -246,6 +251,26 @@ async function mountNormscope(root, data, { page = false } = {}) {
     app.refocus();
   }).observe(root);
   dark.addEventListener("change", show);
+  // Twice, since browsers differ in which of the two comes when the page has the width of the paper, or of the window again.
+  const onPaper = (on) => {
+    if (!body.isConnected) return;
+    app.printing = on;
+    root.classList.toggle("ns-print", on);
+    const redraw = (zoom) => {
+      for (const panel of app.panels) {
+        panel.element.style.zoom = zoom(panel.element);
+        panel.resized();
+      }
+      show();
+    };
+    redraw(() => "");
+    if (!on) return;
+    if (app.state.view === "overview") app.panels[0].finish();
+    else redraw((element) => Math.max(0.5, Math.min(1, SHEET / element.offsetHeight)));
+  };
+  window.addEventListener("beforeprint", () => onPaper(true));
+  window.addEventListener("afterprint", () => onPaper(false));
+  window.matchMedia("print").addEventListener("change", (paper) => onPaper(paper.matches));
   if (page) window.addEventListener("hashchange", () => app.set({ ...opening(model, root.clientWidth >= 900), ...fromFragment(location.hash) }));
   show();
   // Fonts may come late and move what was measured.
