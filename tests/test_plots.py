@@ -6,6 +6,7 @@ import io
 import itertools
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from normscope import Contributions, InputError, LabelledArray, MissingExtraError, Tokens
-from normscope.plots import COLOURS, compare, heatmap
+from normscope.plots import COLOURS, compare, heatmap, scopes
 
 SOURCE = ("[CLS]", "cats", r"$x_1$", r"\alpha", "_a_")
 TARGET = ("▁Katzen", "50%", "</s>")
@@ -191,22 +192,48 @@ def test_pyplot_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "one.png").stat().st_size > 0
 
 
-@pytest.mark.parametrize("count", [2, 4, 12, 30])
-def test_titles_side_by_side_do_not_touch(count: int) -> None:
-    strings = tuple(f"t{i}" for i in range(count))
-    tokens = Tokens(strings, None, (False,) * count, strings, None, None)
-    both = {"query": tokens, "key": tokens}
+def of_shape(queries: int, keys: int, names: Sequence[str]) -> Contributions:
+    rows, columns = (tokens(tuple(f"t{i}" for i in range(n))) for n in (queries, keys))
+    both = {"query": rows, "key": columns}
+    values = np.ones((12, queries, keys))
     maps = {
-        name: LabelledArray(np.ones((12, count, count)), ("layer", "query", "key"), both, name=name)
-        for name in ("attn_w", "attn_n", "attn_res_w")
+        name: LabelledArray(values, ("layer", "query", "key"), both, name=name) for name in names
     }
-    axes = compare(Contributions(maps, None, tokens), 11, list(maps))
+    return Contributions(maps, None, rows, columns)
+
+
+SQUARES = [(2, 2), (4, 4), (12, 12), (30, 30)]
+FEW_KEYS = [(10, 4), (15, 5), (20, 6), (60, 3), (4, 1)]
+
+
+@pytest.mark.parametrize("draw", [compare, scopes])
+@pytest.mark.parametrize("shape", SQUARES + FEW_KEYS)
+@pytest.mark.parametrize(
+    "names", [("attn_w", "attn_n", "attn_res_w"), ("atb_ln", "atb_ff_res", "attn_res_ln_n")]
+)
+def test_what_is_above_and_below_maps_does_not_touch(
+    draw: Any, shape: tuple[int, int], names: tuple[str, ...]
+) -> None:
+    axes = draw(of_shape(*shape, names), 11, list(names))
     figure = axes[0].figure
     figure.draw_without_rendering()
-    boxes = [ax.title.get_window_extent() for ax in axes]
-    assert boxes[0].x0 > 0
-    for left, right in itertools.pairwise(boxes):
-        assert left.x1 + 0.1 * figure.dpi < right.x0
+    for texts in ([ax.title for ax in axes], [ax.xaxis.label for ax in axes]):
+        boxes = [text.get_window_extent() for text in texts if text.get_text()]
+        for left, right in itertools.pairwise(boxes):
+            assert left.x1 + 0.05 * figure.dpi < right.x0
+        for box in boxes:
+            assert 0 < box.x0 < box.x1 < figure.bbox.width
+            assert 0 < box.y0 < box.y1 < figure.bbox.height
+
+
+def test_titles_are_broken_between_words_only() -> None:
+    (ax,) = compare(of_shape(20, 4, ["attn_w"]), 11, "attn_w")
+    assert ax.get_title().splitlines() == [
+        r"attention weight $\alpha$",
+        "(mean over heads), layer 11",
+    ]
+    (ax,) = compare(of_shape(12, 12, ["attn_w"]), 11, "attn_w")
+    assert "\n" not in ax.get_title()
 
 
 def test_plots_come_with_the_package_when_they_are_asked_for() -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from normscope.arrays import LabelledArray, printable
 from normscope.contributions import Contributions
 from normscope.errors import InputError
-from normscope.plots.style import figure, panels, short
+from normscope.plots.style import figure, panels, short, wrap
 from normscope.report import row_shares
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ COLOURS = "Blues"
 SMALL_CELL, PANEL, READABLE = 0.15, 8.0, 4.5  # inches, inches, points: where there are several
 NARROW = 3.2  # inches
 CELL, FRAME, LARGEST = 0.21, 1.7, 24.0  # inches: a cell, what is around the cells, a whole panel
+# Inches that a map has at least for what is above and below it, however few its keys: layouts take
+# no notice of how wide titles are.
+ROOM, SMALL_ROOM, BESIDE = 2.5, 1.3, 1.1  # the last: labels and colour bar beside a map
 
 # Title and colour bar of a map: with its heads taken together, and of one head.
 TITLES = {
@@ -102,14 +105,17 @@ def scopes(
     queries, keys = shares[0].shape
     cell = min(SMALL_CELL, PANEL / max(queries, keys))
     size = (max(2.6, cell * keys + 0.4), max(2.4, cell * queries + 0.9))
+    width = min(size[0] - 0.4, (size[1] - 0.9) * keys / queries)
     drawn = panels(axes, len(arrays), size, columns, "compressed")
+    if axes is None:
+        _spread(drawn[0].figure, size[0], SMALL_ROOM + 0.1 - width)
     from matplotlib.colors import PowerNorm
 
     scale = PowerNorm(0.5, 0, max(1e-12, *(float(share.max()) for share in shares)))
     for number, (ax, array, share) in enumerate(zip(drawn, arrays, shares, strict=True)):
         image = ax.imshow(share, cmap=COLOURS, norm=scale, aspect="equal", interpolation="nearest")
         _name_some(ax, array, cell, rows=axes is not None or number % columns == 0)
-        ax.set_title(short(chosen[number]), fontsize=10)
+        wrap(ax.set_title(short(chosen[number]), fontsize=10), max(SMALL_ROOM, width))
     whole: Any = drawn[0].figure
     bar = whole.colorbar(image, ax=list(drawn), shrink=0.7, aspect=30, pad=0.01)
     bar.set_label("share of what the query takes")
@@ -173,9 +179,11 @@ def heatmap(
         values, cmap=COLOURS, vmin=0, aspect="equal", interpolation="nearest", origin="upper"
     )
     _label(ax, array)
-    width = ax.get_window_extent().width / ax.figure.dpi
+    box, (queries, keys) = ax.get_window_extent(), values.shape
+    width = min(box.width, box.height * keys / queries) / ax.figure.dpi
     # Beside each other, titles of narrow panels would touch at the usual size.
-    ax.set_title(title, fontsize=12 if width > NARROW else 10, pad=10)
+    text = ax.set_title(title, fontsize=12 if width > NARROW else 10, pad=10)
+    wrap(text, max(ROOM - 0.1, width + BESIDE))
     whole: Any = ax.figure
     colours = whole.colorbar(image, ax=ax, shrink=0.9, aspect=36, pad=0.015, label=bar)
     colours.outline.set_visible(False)
@@ -197,10 +205,18 @@ def _titles(
 def _figure(count: int, queries: int, keys: int) -> Figure:
     """A figure in which every token has room for its name, up to a size that screens can show."""
     width, height = (min(CELL * number + FRAME, LARGEST) for number in (keys, queries))
-    made = figure(count * max(width, 4.0), max(height, 3.5), "compressed")
+    width, height = max(width, 4.0), max(height, 3.5)
+    made = figure(count * width, height, "compressed")
     layout: Any = made.get_layout_engine()
     layout.set(w_pad=0.12, h_pad=0.12)
+    _spread(made, width, ROOM - BESIDE - min(width - FRAME, (height - FRAME) * keys / queries))
     return made
+
+
+def _spread(made: Figure, panel: float, gap: float) -> None:
+    """So many inches between panels; less than the layout's own are left as they are."""
+    layout: Any = made.get_layout_engine()
+    layout.set(wspace=max(gap, 0) / panel)
 
 
 def _label(ax: Axes, array: LabelledArray) -> None:

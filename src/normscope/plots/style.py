@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,6 +14,7 @@ from normscope.errors import InputError, MissingExtraError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 # Okabe and Ito's colours, told apart with any colour vision; their yellow is too pale for a line.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -51,6 +53,25 @@ def short(name: str) -> str:
 def plain(text: str) -> dict[str, Any]:
     """Arguments that draw a text as it is: $ and _ in a token are not formulas."""
     return {"parse_math": False, "usetex": False, "text": text}
+
+
+def wrap(text: Text, width: float) -> None:
+    """Break a text into lines of so many inches at most; formulas and brackets stay whole."""
+    whole, lines = text.get_text(), [""]
+    if _inches(text) <= width:
+        return
+    for word in re.findall(r"(?:\$[^$]*\$|\([^()$]*\)|\S)+", whole):
+        text.set_text(f"{lines[-1]} {word}".strip())
+        if _inches(text) <= width:
+            lines[-1] = text.get_text()
+        else:
+            lines.append(word)
+    text.set_text("\n".join(line for line in lines if line))
+
+
+def _inches(text: Text) -> float:
+    figure: Any = text.figure
+    return float(text.get_window_extent().width / figure.dpi)
 
 
 def figure(width: float, height: float, layout: str = "constrained") -> Figure:
