@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,11 @@ def test_a_soft_alignment_with_gold_frames() -> None:
     np.testing.assert_array_equal(plain.get_array(), SOFT)
     with pytest.raises(InputError, match=r"soft=True"):
         soft_alignment(Alignment(("a",), ("b",), Links()))
+
+
+def test_a_matrix_of_nothing_has_the_colour_of_zero() -> None:
+    ax = soft_alignment(replace(PAIR, soft=np.zeros_like(SOFT)))
+    assert ax.get_images()[0].get_clim() == (0, 1)
 
 
 def test_frames_of_audio_are_numbered() -> None:

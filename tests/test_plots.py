@@ -165,6 +165,20 @@ def test_long_texts_stay_on_the_page_and_keep_their_labels() -> None:
     assert max(sizes) < float(few[0].get_fontsize())
 
 
+def test_a_map_of_nothing_has_the_colour_of_zero() -> None:
+    nothing = of_shape(3, 5, ["attn_w", "attn_n"], 0.0)
+    axes = [
+        *compare(nothing, 11),
+        *scopes(nothing, 11),
+        heatmap(nothing["attn_n"], layer=11, normalise=True),
+    ]
+    zero = colormaps[COLOURS](0.0, bytes=True)
+    for ax in axes:
+        image = drawn(ax)
+        assert image.get_clim() == (0, 1)
+        assert (image.to_rgba(image.get_array(), bytes=True) == zero).all()
+
+
 def test_colours_differ_in_lightness_alone() -> None:
     colours = colormaps[COLOURS](np.linspace(0, 1, 64))[:, :3]
     luminance = colours @ [0.2126, 0.7152, 0.0722]
@@ -192,10 +206,10 @@ def test_pyplot_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "one.png").stat().st_size > 0
 
 
-def of_shape(queries: int, keys: int, names: Sequence[str]) -> Contributions:
+def of_shape(queries: int, keys: int, names: Sequence[str], value: float = 1.0) -> Contributions:
     rows, columns = (tokens(tuple(f"t{i}" for i in range(n))) for n in (queries, keys))
     both = {"query": rows, "key": columns}
-    values = np.ones((12, queries, keys))
+    values = np.full((12, queries, keys), value)
     maps = {
         name: LabelledArray(values, ("layer", "query", "key"), both, name=name) for name in names
     }

@@ -52,7 +52,8 @@ def soft_alignment(
         values = values / np.maximum(values.sum(axis=1, keepdims=True), np.finfo(float).tiny)
     size = 0.32 * len(columns) + 2, 0.32 * len(alignment.target) + 1.6
     ax = _axes(size) if ax is None else ax
-    image = ax.imshow(values, cmap=COLOURS, vmin=0, aspect="equal", interpolation="nearest")
+    shown: Any = {"cmap": COLOURS, "vmin": 0, "vmax": None if values.any() else 1}
+    image = ax.imshow(values, **shown, aspect="equal", interpolation="nearest")
     plain: dict[str, Any] = {"parse_math": False, "usetex": False}
     ax.set_xticks(range(len(columns)), [printable(w) for w in columns], rotation=90, **plain)
     ax.set_yticks(range(len(alignment.target)), [printable(w) for w in alignment.target], **plain)

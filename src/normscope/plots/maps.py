@@ -111,7 +111,7 @@ def scopes(
         _spread(drawn[0].figure, size[0], SMALL_ROOM + 0.1 - width)
     from matplotlib.colors import PowerNorm
 
-    scale = PowerNorm(0.5, 0, max(1e-12, *(float(share.max()) for share in shares)))
+    scale = PowerNorm(0.5, 0, max(float(share.max()) for share in shares) or 1.0)
     for number, (ax, array, share) in enumerate(zip(drawn, arrays, shares, strict=True)):
         image = ax.imshow(share, cmap=COLOURS, norm=scale, aspect="equal", interpolation="nearest")
         _name_some(ax, array, cell, rows=axes is not None or number % columns == 0)
@@ -175,9 +175,8 @@ def heatmap(
     values = row_shares(array) if normalise else array.to_numpy()
     if ax is None:
         ax = _figure(1, *values.shape).subplots()
-    image = ax.imshow(
-        values, cmap=COLOURS, vmin=0, aspect="equal", interpolation="nearest", origin="upper"
-    )
+    shown: Any = {"cmap": COLOURS, "vmin": 0, "vmax": None if values.any() else 1}
+    image = ax.imshow(values, **shown, aspect="equal", interpolation="nearest", origin="upper")
     _label(ax, array)
     box, (queries, keys) = ax.get_window_extent(), values.shape
     width = min(box.width, box.height * keys / queries) / ax.figure.dpi
