@@ -48,6 +48,19 @@ def test_a_matrix_of_nothing_has_the_colour_of_zero() -> None:
     assert ax.get_images()[0].get_clim() == (0, 1)
 
 
+def test_long_words_are_abridged_and_leave_room() -> None:
+    word = "Donaudampfschifffahrtsgesellschaftskapitänsmütze"
+    ax = soft_alignment(replace(PAIR, source=("das", word), target=(word, "house")))
+    shown = [ax.get_xticklabels()[1], ax.get_yticklabels()[0]]
+    assert names(shown) == ["Donaudampfs…pitänsmütze"] * 2
+    figure: Any = ax.figure
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in shown]
+    assert min(min(box.x0, box.y0) for box in boxes) >= 0
+    assert ax.get_window_extent().width > figure.dpi
+    assert aer_by_layer({word: [0.5]}).get_legend_handles_labels()[1] == names(shown[:1])
+
+
 def test_frames_of_audio_are_numbered() -> None:
     ax = soft_alignment(Alignment(None, ("the", "house"), Links(), SOFT))
     assert names(ax.get_xticklabels()) == ["0", "1", "2"]

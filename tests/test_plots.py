@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 from normscope import Contributions, InputError, LabelledArray, MissingExtraError, Tokens
 from normscope.plots import COLOURS, compare, heatmap, scopes
+from normscope.plots.style import brief, letters
 
 SOURCE = ("[CLS]", "cats", r"$x_1$", r"\alpha", "_a_")
 TARGET = ("▁Katzen", "50%", "</s>")
@@ -238,6 +239,43 @@ def test_what_is_above_and_below_maps_does_not_touch(
         for box in boxes:
             assert 0 < box.x0 < box.x1 < figure.bbox.width
             assert 0 < box.y0 < box.y1 < figure.bbox.height
+
+
+WORD = "Donaudampfschifffahrtsgesellschaftskapitänsmütze"
+SENTENCE = tokens(("[CLS]", "Die", WORD, "ist", "blau", ".", "[SEP]"))
+
+
+def test_long_words_are_shown_by_their_ends() -> None:
+    assert brief("a" * 24) == "a" * 24
+    assert brief(WORD) == "Donaudampfs…pitänsmütze"
+    assert brief("日本語" * 4) == "日本語" * 4  # twelve characters as wide as 24 letters
+    assert brief("日本語" * 10) == "日本語日本…本語日本語"
+    assert brief("ab\n" * 9, 9) == "ab\\n…ab\\n"
+    assert letters("a日ｘ\u0301") == 6
+
+
+@pytest.mark.parametrize("draw", [compare, scopes, heatmap])
+def test_a_long_word_leaves_room_for_the_map_and_its_titles(draw: Any) -> None:
+    both = {"query": SENTENCE, "key": SENTENCE}
+    values = DRAWN.random((1, 7, 7))
+    maps = {
+        name: LabelledArray(values, ("layer", "query", "key"), both, name=name)
+        for name in ("attn_w", "attn_n")
+    }
+    if draw is heatmap:
+        axes = [heatmap(maps["attn_n"], layer=0)]
+    else:
+        axes = list(draw(Contributions(maps, None, SENTENCE), 0))
+    figure = figure_of(axes[0])
+    figure.draw_without_rendering()
+    assert names(axes[0].get_yticklabels())[2] == names(axes[0].get_xticklabels())[2] == brief(WORD)
+    for ax in axes:
+        assert ax.get_window_extent().width > 1.2 * figure.dpi
+        texts = [ax.title, ax.xaxis.label, ax.yaxis.label]
+        for text in [*texts, *ax.get_xticklabels(), *ax.get_yticklabels()]:
+            box = text.get_window_extent()
+            assert not text.get_text() or (box.x0 >= 0 and box.x1 <= figure.bbox.width)
+            assert not text.get_text() or (box.y0 >= 0 and box.y1 <= figure.bbox.height)
 
 
 def test_titles_are_broken_between_words_only() -> None:

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from numpy.testing import assert_allclose, assert_array_equal
 
 from normscope import Contributions, InputError, LabelledArray, MissingExtraError, Tokens, plots
+from normscope.plots.lines import mixing_by_category
 from normscope.plots.style import COLOUR_MAP, DASHES, MARKERS, PALETTE
 from normscope.report import row_shares
 from normscope.statistics import Table
@@ -458,6 +459,33 @@ def test_what_is_no_table_is_refused() -> None:
             plots.change(wrong)
     with pytest.raises(InputError, match=re.escape("no category 'x'; there is: [CLS], $x_1$")):
         plots.categories(by_layer(), names=["x"])
+
+
+LONG = ("Donaudampfschifffahrtsgesellschaftskapitän", "function words and particles of a language")
+
+
+def test_long_names_stay_in_their_panels() -> None:
+    scatter = long(category=LONG, alpha=(0.1, 0.2)) | {"transformed_norm": np.ones(4)}
+    rho = {"category": LONG, "spearman": [-0.1, 0.2]}
+    mixing = long(category=LONG, layer=range(2), analysis=("attn_w",)) | {"mean": np.ones(4)}
+    grid = long(category=LONG, layer=range(2), head=range(2)) | {"alpha": np.ones(8)}
+    for axes in (
+        plots.alpha_and_norm(scatter, correlations=rho),
+        mixing_by_category(mixing),
+        plots.heads(grid, "alpha"),
+        *(plots.heads(grid, "alpha", [name]) for name in LONG),
+    ):
+        figure = figure_of(axes)
+        figure.draw_without_rendering()
+        boxes = [ax.title.get_window_extent() for ax in axes]
+        assert all(box.x0 > 0 and box.x1 < figure.bbox.width for box in boxes)
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    layers = long(category=LONG, layer=range(2)) | {"alpha": np.ones(4)}
+    shown = ["Donaudampfs…aftskapitän", "function wo… a language"]
+    assert entries(plots.categories(layers, ["alpha"])[0]) == shown
+    assert entries(plots.singular_values({name: np.ones(3) for name in LONG})) == shown
+    pairs = {"layer": [0], "query_token": [LONG[0]], "key_token": ["a"], "count": [1]}
+    assert names(plots.amplified(pairs)[0].get_yticklabels()) == ["Donaud…apitän ← a"]
 
 
 def test_colours_keep_their_order_in_grey() -> None:

@@ -13,9 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from normscope.alignment.api import Alignment
 from normscope.alignment.links import Links
-from normscope.arrays import printable
 from normscope.errors import InputError, MissingExtraError
 from normscope.plots import COLOURS
+from normscope.plots.style import brief, room
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,13 +50,14 @@ def soft_alignment(
     values: NDArray[Any] = alignment.soft
     if shares:
         values = values / np.maximum(values.sum(axis=1, keepdims=True), np.finfo(float).tiny)
-    size = 0.32 * len(columns) + 2, 0.32 * len(alignment.target) + 1.6
+    across, down = len(columns), len(alignment.target)
+    size = 0.32 * across + 2 + room(alignment.target), 0.32 * down + 1.6 + room(columns)
     ax = _axes(size) if ax is None else ax
     shown: Any = {"cmap": COLOURS, "vmin": 0, "vmax": None if values.any() else 1}
     image = ax.imshow(values, **shown, aspect="equal", interpolation="nearest")
     plain: dict[str, Any] = {"parse_math": False, "usetex": False}
-    ax.set_xticks(range(len(columns)), [printable(w) for w in columns], rotation=90, **plain)
-    ax.set_yticks(range(len(alignment.target)), [printable(w) for w in alignment.target], **plain)
+    ax.set_xticks(range(len(columns)), [brief(w) for w in columns], rotation=90, **plain)
+    ax.set_yticks(range(len(alignment.target)), [brief(w) for w in alignment.target], **plain)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     for link in gold or ():
@@ -94,7 +95,9 @@ def aer_by_layer(
     for name, rates in curves.items():
         colour, marker, style = LINES.get(name, (None, "^", "-"))
         percent = [100 * rate for rate in rates]
-        ax.plot(range(len(percent)), percent, color=colour, marker=marker, ls=style, label=name)
+        ax.plot(
+            range(len(percent)), percent, color=colour, marker=marker, ls=style, label=brief(name)
+        )
     longest = max(len(rates) for rates in curves.values())
     ax.set_xticks(range(longest))
     ax.set_xlabel("layer")
@@ -157,4 +160,4 @@ def _axes(size: tuple[float, float]) -> Axes:
         raise MissingExtraError("matplotlib", "plots") from error
 
     width, height = (min(max(one, 3.2), 24.0) for one in size)
-    return Figure(figsize=(width, height), layout="constrained").subplots()
+    return Figure(figsize=(width, height), layout="compressed").subplots()

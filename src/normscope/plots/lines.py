@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.arrays import printable
 from normscope.contributions import Contributions
 from normscope.errors import InputError
 from normscope.plots.style import (
     DASHES,
     MARKERS,
     PALETTE,
+    brief,
     chosen,
     columns_of,
+    entitle,
     labels,
     legend,
     panels,
-    plain,
     short,
     tidy,
 )
@@ -48,7 +48,7 @@ def categories(
     drawn = panels(axes, len(measures), (PANEL[0] + BESIDE / len(measures), PANEL[1]))
     for ax, measure in zip(drawn, measures, strict=True):
         for number, group in enumerate(groups):
-            _line(ax, data, data["category"] == group, measure, group, number)
+            _line(ax, data, data["category"] == group, measure, brief(str(group)), number)
         _finish(ax, data["layer"], short(measure))
         ax.set_ylim(bottom=0)
     legend(drawn[-1])
@@ -95,7 +95,7 @@ def mixing_by_category(table: Any, names: Mapping[str, str] | None = None) -> ND
         for line, name in zip(ax.lines, labels(data["analysis"]), strict=True):
             line.set_label((names or {}).get(name, short(name)))
         ax.get_legend().remove()
-        ax.set_title("", fontsize=10).update(plain(printable(str(category))))
+        entitle(ax, brief(str(category)))
         if number % across:
             ax.set_ylabel("")
     if len(there) > across and len(there) % across:  # there is room for it
@@ -168,7 +168,7 @@ def singular_values(values: Any, ax: Axes | None = None) -> Axes:
             lines = _spectra(one).reshape(-1, np.shape(one)[-1])
             for at, line in enumerate(lines):
                 style: Any = {"color": PALETTE[number % len(PALETTE)], "ls": DASHES[number % 4]}
-                ax.plot(_ranks(line), line, label=None if at else name, lw=1.2, **style)
+                ax.plot(_ranks(line), line, label=None if at else brief(str(name)), lw=1.2, **style)
         legend(ax)
     else:
         import matplotlib

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.arrays import LabelledArray, printable
+from normscope.arrays import LabelledArray
 from normscope.contributions import Contributions
 from normscope.errors import InputError
-from normscope.plots.style import figure, panels, short, wrap
+from normscope.plots.style import brief, figure, panels, room, short, wrap
 from normscope.report import row_shares
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def compare(
         raise InputError(f"no map was named; there is: {', '.join(result)}")
     arrays = [result[name] for name in chosen]
     if axes is None:
-        axes = _figure(len(arrays), *arrays[0].shape[-2:]).subplots(1, len(arrays), squeeze=False)
+        axes = _figure(len(arrays), arrays[0]).subplots(1, len(arrays), squeeze=False)
     given = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()
     if len(given) != len(arrays):
         raise InputError(f"{len(arrays)} maps need {len(arrays)} axes, but {len(given)} were given")
@@ -106,6 +106,8 @@ def scopes(
     cell = min(SMALL_CELL, PANEL / max(queries, keys))
     size = (max(2.6, cell * keys + 0.4), max(2.4, cell * queries + 0.9))
     width = min(size[0] - 0.4, (size[1] - 0.9) * keys / queries)
+    beside, below = (room(arrays[0].tokens[axis].strings) for axis in ("query", "key"))
+    size = (size[0] + beside / min(len(arrays), columns), size[1] + below)
     drawn = panels(axes, len(arrays), size, columns, "compressed")
     if axes is None:
         _spread(drawn[0].figure, size[0], SMALL_ROOM + 0.1 - width)
@@ -143,7 +145,7 @@ def _name_some(ax: Axes, array: LabelledArray, cell: float, *, rows: bool) -> No
         style: Any = {"fontsize": size, "parse_math": False, "usetex": False}
         if names == "key":
             style["rotation"] = 90
-        shown = [printable(strings[at]) for at in places] if rows or names == "key" else []
+        shown = [brief(strings[at]) for at in places] if rows or names == "key" else []
         axis.set_ticks(places if shown else [], shown, **style)
     ax.tick_params(length=0, pad=2)
     ax.spines[:].set_color("#c8c8c8")
@@ -174,12 +176,14 @@ def heatmap(
         raise InputError(f"a heat map needs the axes query and key; {array.name!r}: {array.axes}")
     values = row_shares(array) if normalise else array.to_numpy()
     if ax is None:
-        ax = _figure(1, *values.shape).subplots()
+        ax = _figure(1, array).subplots()
     shown: Any = {"cmap": COLOURS, "vmin": 0, "vmax": None if values.any() else 1}
     image = ax.imshow(values, **shown, aspect="equal", interpolation="nearest", origin="upper")
     _label(ax, array)
     box, (queries, keys) = ax.get_window_extent(), values.shape
-    width = min(box.width, box.height * keys / queries) / ax.figure.dpi
+    across, down = box.width / ax.figure.dpi, box.height / ax.figure.dpi
+    beside, below = (room(array.tokens[axis].strings) for axis in array.axes)
+    width = min(across - beside, (down - below) * keys / queries)
     # Beside each other, titles of narrow panels would touch at the usual size.
     text = ax.set_title(title, fontsize=12 if width > NARROW else 10, pad=10)
     wrap(text, max(ROOM - 0.1, width + BESIDE))
@@ -201,14 +205,17 @@ def _titles(
     return title, "share of the row" if normalise else UNITS.get(array.name, "norm")
 
 
-def _figure(count: int, queries: int, keys: int) -> Figure:
+def _figure(count: int, array: LabelledArray) -> Figure:
     """A figure in which every token has room for its name, up to a size that screens can show."""
-    width, height = (min(CELL * number + FRAME, LARGEST) for number in (keys, queries))
-    width, height = max(width, 4.0), max(height, 3.5)
+    queries, keys = array.shape[-2:]
+    beside, below = (room(array.tokens[axis].strings) for axis in ("query", "key"))
+    width = max(4.0 + beside, min(CELL * keys + FRAME + beside, LARGEST))
+    height = max(3.5 + below, min(CELL * queries + FRAME + below, LARGEST))
     made = figure(count * width, height, "compressed")
     layout: Any = made.get_layout_engine()
     layout.set(w_pad=0.12, h_pad=0.12)
-    _spread(made, width, ROOM - BESIDE - min(width - FRAME, (height - FRAME) * keys / queries))
+    cells = min(width - FRAME - beside, (height - FRAME - below) * keys / queries)
+    _spread(made, width, ROOM - BESIDE - beside - cells)
     return made
 
 
@@ -225,7 +232,7 @@ def _label(ax: Axes, array: LabelledArray) -> None:
     # Tokens may have $, _ or \ in them, which are not to be read as formulas.
     style: dict[str, Any] = {"fontsize": min(9.0, max(size, 2.0)), "parse_math": False}
     style["usetex"] = False
-    names = {axis: [printable(s) for s in array.tokens[axis].strings] for axis in array.axes}
+    names = {axis: [brief(s) for s in array.tokens[axis].strings] for axis in array.axes}
     ax.set_yticks(range(queries), names["query"], **style)
     ax.set_xticks(range(keys), names["key"], rotation=90, **style)
     ax.set_ylabel("query: the token that takes")

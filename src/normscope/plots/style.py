@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.arrays import printable
 from normscope.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -50,6 +52,26 @@ def short(name: str) -> str:
     return SHORT.get(name, name)
 
 
+def brief(text: str, most: int = 24) -> str:
+    """A token as a label: its two ends where it is wider than so many letters."""
+    shown = printable(text)
+    if letters(shown) <= most:
+        return shown
+    widths, room = [letters(char) for char in shown], (most - 1) // 2
+    head, tail = (int((np.cumsum(w) <= room).sum()) for w in (widths, widths[::-1]))
+    return f"{shown[:head]}…{shown[len(shown) - tail :]}"
+
+
+def letters(text: str) -> int:
+    """How wide a text is, in letters; a Chinese, Japanese or Korean character is two."""
+    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
+
+
+def room(names: Iterable[str]) -> float:
+    """Inches that labels need beyond those of usual tokens."""
+    return 0.09 * max([0, *(letters(brief(name)) - 8 for name in names)])
+
+
 def plain(text: str) -> dict[str, Any]:
     """Arguments that draw a text as it is: $ and _ in a token are not formulas."""
     return {"parse_math": False, "usetex": False, "text": text}
@@ -72,6 +94,13 @@ def wrap(text: Text, width: float) -> None:
 def _inches(text: Text) -> float:
     figure: Any = text.figure
     return float(text.get_window_extent().width / figure.dpi)
+
+
+def entitle(ax: Axes, title: str) -> None:
+    """A small title, as it is, in lines as wide as the panel."""
+    text = ax.set_title("", fontsize=10)
+    text.update(plain(title))
+    wrap(text, ax.get_window_extent().width / ax.figure.dpi)
 
 
 def figure(width: float, height: float, layout: str = "constrained") -> Figure:

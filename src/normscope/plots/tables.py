@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.arrays import printable
 from normscope.errors import InputError
 from normscope.maps import NAMES
 from normscope.plots.style import (
     COLOUR_MAP,
     PALETTE,
+    brief,
     chosen,
     columns_of,
+    entitle,
     labels,
     legend,
     panels,
-    plain,
     short,
     tidy,
 )
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MEASURES = ("alpha", "transformed_norm", "weighted_norm", "cv")
+PART = 14  # letters of a token that is one of two in a label
 
 
 def heads(
@@ -60,7 +61,7 @@ def heads(
             rows = slice(None) if group is None else data["category"] == group
             values = _grid(data["layer"][rows], data["head"][rows], data[measure][rows])
             # Of one category, the panels differ in what they measure.
-            title = [] if group is None else [printable(str(group))]
+            title = [] if group is None else [brief(str(group))]
             title += [short(measure)] if len(groups) == 1 else []
             images.append(_head_map(ax, values, layer, head, ": ".join(title)))
         top = np.nanmax([image.get_array().max() for image in images])
@@ -93,7 +94,7 @@ def _head_map(ax: Axes, values: NDArray[Any], layer: list[Any], head: list[Any],
     ax.set_ylabel("layer")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    ax.set_title("", fontsize=10).update(plain(title))
+    entitle(ax, title)
     return image
 
 
@@ -131,8 +132,8 @@ def alpha_and_norm(
             color=PALETTE[number % len(PALETTE)],
             rasterized=True,  # thousands of points make a vector file slow
         )
-        title = printable(str(group)) + (f"   ρ = {_two(rho[group])}" if group in rho else "")
-        ax.set_title("", fontsize=10).update(plain(title))
+        title = brief(str(group)) + (f"   ρ = {_two(rho[group])}" if group in rho else "")
+        entitle(ax, title)
         if log:
             ax.set_xscale("log")
         else:
@@ -231,7 +232,7 @@ def amplified(
         rows = rows[np.argsort(-data["count"][rows], kind="stable")][:top]
         ax.barh(range(len(rows)), data["count"][rows], color=PALETTE[0])
         pairs = zip(data["query_token"][rows], data["key_token"][rows], strict=True)
-        names = [f"{printable(str(query))} ← {printable(str(key))}" for query, key in pairs]
+        names = [f"{brief(str(query), PART)} ← {brief(str(key), PART)}" for query, key in pairs]
         ax.set_yticks(range(len(rows)), names, fontsize=8, parse_math=False)
         ax.set_ylim(max(top, 1) - 0.5, -0.5)
         ax.set_xlabel("cells")
