@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose, assert_array_equal
 
@@ -360,6 +361,32 @@ def test_amplified_pairs_of_each_layer() -> None:
     assert len(plots.amplified(table, layer=1)) == 1
     with pytest.raises(InputError, match="no layer 7; there is: 0, 1"):
         plots.amplified(table, layer=7)
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [("א" * 9, "ב"), ("א" * 9, "b"), ("a" * 9, "ב"), ("א" * 9, "1"), ("a" * 9, "b")],
+)
+def test_the_query_is_on_the_left_in_any_writing(query: str, key: str) -> None:
+    pairs = {"layer": [0], "query_token": [query], "key_token": [key], "count": [1]}
+    (label,) = plots.amplified(pairs)[0].get_yticklabels()
+    assert label.get_text().replace("\u200e", "") == f"{query} ← {key}"
+    alone = Figure(figsize=(4, 1), dpi=200)
+    alone.text(0.1, 0.5, label.get_text(), fontsize=20)
+    canvas = FigureCanvasAgg(alone)
+    canvas.draw()
+    ink = np.asarray(canvas.buffer_rgba())[..., 0] < 128
+    across = np.flatnonzero(ink.any(axis=0))
+    # The arrow's shaft is the longest stroke; with a long query on its left it is on the right.
+    runs = [
+        (len(run), float(run.mean()))
+        for row in ink
+        for run in np.split(
+            np.flatnonzero(row), np.flatnonzero(np.diff(np.flatnonzero(row)) > 1) + 1
+        )
+        if len(run)
+    ]
+    assert max(runs)[1] > (across[0] + across[-1]) / 2
 
 
 # ---- all figures of a corpus

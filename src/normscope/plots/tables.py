@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -232,7 +233,7 @@ def amplified(
         rows = rows[np.argsort(-data["count"][rows], kind="stable")][:top]
         ax.barh(range(len(rows)), data["count"][rows], color=PALETTE[0])
         pairs = zip(data["query_token"][rows], data["key_token"][rows], strict=True)
-        names = [f"{brief(str(query), PART)} ← {brief(str(key), PART)}" for query, key in pairs]
+        names = [_pair(str(query), str(key)) for query, key in pairs]
         ax.set_yticks(range(len(rows)), names, fontsize=8, parse_math=False)
         ax.set_ylim(max(top, 1) - 0.5, -0.5)
         ax.set_xlabel("cells")
@@ -240,3 +241,11 @@ def amplified(
         tidy(ax)
         ax.grid(visible=False, axis="y")
     return drawn
+
+
+def _pair(query: str, key: str) -> str:
+    """The query on the left and the key on the right, whichever way their letters run."""
+    # Of what Unicode has for this, U+200E alone is in the fonts that matplotlib comes with.
+    turned = any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in query + key)
+    mark = "\u200e" if turned else ""
+    return f"{mark}{brief(query, PART)}{mark} ← {mark}{brief(key, PART)}"
