@@ -104,8 +104,8 @@ def scopes(
     shares = [row_shares(array) for array in arrays]
     queries, keys = shares[0].shape
     cell = min(SMALL_CELL, PANEL / max(queries, keys))
-    size = (max(2.6, cell * keys + 0.4), max(2.4, cell * queries + 0.9))
-    width = min(size[0] - 0.4, (size[1] - 0.9) * keys / queries)
+    size = (max(2.6, cell * keys + 0.4), max(2.8, cell * queries + 1.3))
+    width = min(size[0] - 0.4, (size[1] - 1.3) * keys / queries)
     beside, below = (room(arrays[0].tokens[axis].strings) for axis in ("query", "key"))
     size = (size[0] + beside / min(len(arrays), columns), size[1] + below)
     drawn = panels(axes, len(arrays), size, columns, "compressed")
@@ -213,16 +213,16 @@ def _figure(count: int, array: LabelledArray) -> Figure:
     height = max(3.5 + below, min(CELL * queries + FRAME + below, LARGEST))
     made = figure(count * width, height, "compressed")
     layout: Any = made.get_layout_engine()
-    layout.set(w_pad=0.12, h_pad=0.12)
+    layout.set(w_pad=0.12)
     cells = min(width - FRAME - beside, (height - FRAME - below) * keys / queries)
     _spread(made, width, ROOM - BESIDE - beside - cells)
     return made
 
 
 def _spread(made: Figure, panel: float, gap: float) -> None:
-    """So many inches between panels; less than the layout's own are left as they are."""
+    """So many inches between panels, or the layout's own where those are more."""
     layout: Any = made.get_layout_engine()
-    layout.set(wspace=max(gap, 0) / panel)
+    layout.set(wspace=max(gap, 0) / panel, h_pad=0.14)
 
 
 def _label(ax: Axes, array: LabelledArray) -> None:
