@@ -156,8 +156,10 @@ def test_shares_of_a_long_text_are_right(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_code_is_small_and_names_no_address() -> None:
-    text = code("page") + code("widget") + asset("viewer.css") + asset("page.html")
-    assert len(text.encode()) < 200_000
+    shared = asset("viewer.css") + asset("page.html")
+    for kind in ("page", "widget"):
+        assert len((code(kind) + shared).encode()) < 150_000
+    text = code("page") + code("widget") + shared
     assert set(re.findall(r"https?://[^\s\"'`]+", text)) == {"http://www.w3.org/2000/svg"}
     for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("):
         assert unsafe not in text

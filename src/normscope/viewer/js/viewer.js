@@ -164,7 +164,6 @@ async function mountNormscope(root, data, { page = false } = {}) {
     }
     stage.setAttribute("aria-label", names[state.view]);
     hint.textContent = hints[state.view];
-    printed.textContent = headline(app);
     bar.sync();
     const count = state.view === "overview" ? 1 : app.fields.length;
     const wanted = `${state.view}/${count}`;
@@ -183,6 +182,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     app.refocus();
     mixingStrip(app, mixBox);
     aboutMap(app, aboutBox);
+    printed.textContent = Object.values(headline(app)).flat().join(" · ");
     // What had the focus may have been replaced; then its place is taken, or keys would be lost.
     if (held && !stage.contains(app.active())) {
       const pinned = app.pinned();
