@@ -142,10 +142,10 @@ class Collector:
                 f"{captured.stack} ran more than once in one forward pass; which run a map "
                 "belongs to is not defined. Use capture() and take the steps apart yourself."
             )
-        queries, keys = captured.shape[2:]
-        if captured.kind == "self" and queries != keys:
+        rows, columns = captured.shape[2:]
+        if captured.kind == "self" and rows != columns:
             raise InputError(
-                f"{captured.name} attends from {queries} positions to {keys}: the model was given "
+                f"{captured.name} attends from {rows} positions to {columns}: the model was given "
                 "a cache of earlier ones (past_key_values) or a prefix of its own. Which key is a "
                 "position itself is not known then: give the whole text at once, without a cache"
             )
