@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -438,6 +439,24 @@ def test_the_signature_tells_what_the_links_were_made_with(marian: Any) -> None:
     fixed = align("the cats", "a dog", marian, tokenizer(pair=False), **FIXED).signature
     assert "|map:attn_n|choice:1.sum.awi|" in fixed
     assert "|criterion:" not in fixed
+    assert "|words:" not in fixed
+    mine = tokenizer(pair=False)
+    changes: list[dict[str, Any]] = [{"words": "moses"}, {"prefix": "the"}]
+    for more in changes:
+        changed = align("the cats", "a dog", marian, mine, **FIXED, **more).signature
+        assert changed.replace('"', "") == fixed.replace(
+            "|map:", f"|{next(iter(more))}:{next(iter(more.values()))}|map:"
+        )
+
+
+def test_the_signature_tells_the_other_direction_s_model(marian: Any, back: Any) -> None:
+    mine = tokenizer(pair=False)
+    two = [
+        align(SOURCE, TARGET, marian, mine, reverse_model=one, reverse_tokenizer=mine, **FIXED)
+        for one in (back, marian)
+    ]
+    assert two[0].signature != two[1].signature
+    assert re.search(r"\|reverse_model:[^|]*/sha256=[0-9a-f]{64}\|", two[0].signature)
 
 
 def test_noise_is_a_share_of_the_range_of_a_sentence() -> None:

@@ -91,6 +91,16 @@ def test_gold_and_another_aligner(model: str, texts: tuple[str, ...], tmp_path: 
     assert rows["normscope"][1] == f"{100 * rate:.1f}"
     assert rows["fast.pharaoh"][1] == "0.0"
     assert "--gold too" in fail("align", "--model", model, *texts, *other)
+    alike = [tmp_path / "x" / "normscope", tmp_path / "y" / "normscope"]
+    for path, links in zip(alike, ("0-1 1-0\n\n0-0\n", "\n\n\n"), strict=True):
+        path.parent.mkdir()
+        path.write_text(links)
+    two = [part for path in alike for part in ("--compare", str(path))]
+    told = succeed("align", "--model", model, *texts, *how, *gold, *two, "-o", "-")
+    assert told.stdout == done.stdout  # "-" is the standard output
+    assert sum(line.split()[:1] == ["normscope"] for line in told.stderr.splitlines()) == 1
+    for path in alike:
+        assert path.parent.name + "/normscope" in told.stderr.replace("\n", "")
     back = ["--reverse-model", model, "--symmetrize", "union"]
     told = succeed("align", "--model", model, *texts, *how, *back).stderr
     assert "took back: layer 1" in told

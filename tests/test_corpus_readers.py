@@ -180,6 +180,8 @@ def test_parquet_nulls_bad_bytes_and_other_columns(tmp_path: Path) -> None:
         open_file(tmp_path / "a.parquet")
     with pytest.raises(InputError, match="holds int64, not strings"):
         open_file(tmp_path / "a.parquet", fields=Fields("n"))
+    with pytest.raises(InputError, match=r"no column 'bodi'; it has: n, body; .*--pair-field"):
+        open_file(tmp_path / "a.parquet", fields=Fields("body", "bodi"))
     (tmp_path / "b.parquet").write_bytes(b"PAR1 no PAR1")
     with pytest.raises(InputError, match="not a whole Parquet file"):
         open_file(tmp_path / "b.parquet")

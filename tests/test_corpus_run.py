@@ -494,3 +494,40 @@ def test_problems_are_plain_words() -> None:
     assert str(Problem("a.txt, line 3", "empty", "the text is empty")) == (
         "a.txt, line 3: the text is empty"
     )
+
+
+def test_the_order_of_categories_is_part_of_a_run(folder: Path, tmp_path: Path) -> None:
+    """A token belongs to the first category that names it."""
+    one = {"a": ["the"], "b": ["the", "cat"]}
+    settings = replace(SETTINGS, categories=one)
+    run(folder, tmp_path / "out", settings=settings)
+    run(folder, tmp_path / "out", settings=settings)
+    turned = replace(SETTINGS, categories=dict(reversed(one.items())))
+    with pytest.raises(InputError, match=r"settings\.categories was"):
+        run(folder, tmp_path / "out", settings=turned)
+
+
+def test_one_row_is_not_all_of_them(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "out", sample=1)
+    with pytest.raises(InputError, match=r"options\.sample was 1 and is 1\.0"):
+        run(folder, tmp_path / "out", sample=1.0)
+
+
+def test_a_mistake_is_told_before_a_restart_removes_anything(folder: Path, tmp_path: Path) -> None:
+    run(folder, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    for wrong in ({"categories": {"a": ["no such token"]}}, {"ranks": str(tmp_path / "ranks")}):
+        (tmp_path / "ranks").write_text("garbage\n")
+        with pytest.raises(InputError, match=r"no such token|'garbage' is not `rank count"):
+            run(folder, tmp_path / "out", restart=True, settings=replace(SETTINGS, **wrong))
+        assert contents(tmp_path / "out") == before
+
+
+def test_a_file_of_the_same_name_does_not_make_a_folder_ours(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "tables").mkdir(parents=True)
+    (tmp_path / "out" / "statistics.json").write_text('{"mine": 1}')
+    (tmp_path / "out" / "tables" / "my.csv").write_text("mine")
+    for restart in (False, True):
+        with pytest.raises(InputError, match="holds no run of normscope corpus"):
+            run(folder, tmp_path / "out", restart=restart)
+    assert (tmp_path / "out" / "tables" / "my.csv").read_text() == "mine"

@@ -53,8 +53,9 @@ def test_other_machines_only_when_asked_for_and_never_without_a_token() -> None:
 @pytest.mark.parametrize("name", ["max_length", "time_limit", "queue", "rate"])
 def test_limits_are_above_zero(name: str) -> None:
     option = name.replace("_", "-")
-    with pytest.raises(InputError, match=f"--{option} must be above 0, not 0"):
-        replace(Settings(), **cast(Any, {name: 0}))
+    for wrong in (0, float("inf"), float("nan")) if name == "time_limit" else (0,):
+        with pytest.raises(InputError, match=f"--{option} must be a number above 0, not {wrong}"):
+            replace(Settings(), **cast(Any, {name: wrong}))
 
 
 def test_names_of_the_server() -> None:

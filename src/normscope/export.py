@@ -36,6 +36,8 @@ def check_file(path: str | os.PathLike[str], suffixes: Sequence[str], also: str 
     try:
         if path.is_dir():
             raise InputError(f"{given!r} is a folder; give the name of a file in it")
+        if _is_stream(path):
+            return path
         target = path.resolve()
         if not target.parent.is_dir():
             raise InputError(f"cannot write {given!r}: there is no folder {str(target.parent)!r}")
@@ -153,6 +155,13 @@ def _cells(array: LabelledArray) -> Iterator[tuple[Any, ...]]:
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write to that takes its name when it is complete; until then the old one stays."""
+    if _is_stream(Path(path)):
+        try:
+            with Path(path).open("wb") as file:
+                yield file
+        except OSError as problem:
+            raise _cannot_write(os.fspath(path), problem) from problem
+        return
     target = Path(path).resolve()
     partial = _beside(target)
     try:
@@ -160,12 +169,19 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
+        if target.exists():
+            partial.chmod(target.stat().st_mode & 0o7777)  # who may read it stays as it was
         partial.replace(target)
     except OSError as problem:
         raise _cannot_write(os.fspath(path), problem) from problem
     finally:
         with suppress(OSError):  # where it cannot be removed, it could not be made either
             partial.unlink(missing_ok=True)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a pipe or a device: written to as it is, for it cannot be replaced."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _beside(target: Path) -> Path:

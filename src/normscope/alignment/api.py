@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,8 @@ from normscope.alignment.symmetrize import SYMMETRIZATIONS, symmetrize_links
 from normscope.alignment.translator import Translator, translator
 from normscope.alignment.words import Side, split
 from normscope.errors import InputError
-from normscope.signature import Signature, versions
+from normscope.models import identity
+from normscope.signature import Signature, versions, weights_hash
 
 METHODS = ("attention", *gradients.METHODS, "eflomal")
 FRAME_SECONDS = 0.02  # of Whisper's encoder: two steps of its features, 10 ms each
@@ -217,10 +219,8 @@ def align(
         revision=revision,
         moses=words == "moses",
     )
-    pairs = forward.pairs(sources, targets, skip_long=skip_long)
     texts = None if isinstance(sources, Tensor) else sources
-    one = align_direction(forward, pairs, texts, targets, settings)
-    other = None
+    backward = None
     if reverse_model is not None:
         if texts is None:
             raise InputError("audio has no other direction: leave reverse_model out")
@@ -230,6 +230,10 @@ def align(
                 "itself and put their links together with normscope.alignment.symmetrize"
             )
         backward = forward.turned(reverse_model, reverse_tokenizer)
+    pairs = forward.pairs(sources, targets, skip_long=skip_long)
+    one = align_direction(forward, pairs, texts, targets, settings)
+    other = None
+    if backward is not None and texts is not None:
         turned = backward.pairs(targets, texts, skip_long=skip_long)
         other = align_direction(backward, turned, targets, texts, settings)
         how = symmetrize or SYMMETRIZATIONS[-1]
@@ -237,7 +241,7 @@ def align(
             symmetrize_links(a, b.flipped(), how)
             for a, b in zip(one.links, other.links, strict=True)
         ]
-    signature_of = _signature(forward, settings, method, one, other, symmetrize)
+    signature_of = _signature(forward, settings, method, one, other, symmetrize, words, backward)
     return _result(sources, targets, pairs, one, other, gold_links, signature_of)
 
 
@@ -405,8 +409,13 @@ def _signature(
     one: Direction,
     other: Direction | None,
     symmetrize: str | None,
+    words: str,
+    back: Translator | None,
 ) -> Signature:
     told = {"task": "align", "method": method}
+    told |= {} if words == "space" else {"words": words}
+    spoken = {name: getattr(forward, name) for name in ("source_lang", "target_lang", "prefix")}
+    told |= {name: json.dumps(one, ensure_ascii=False) for name, one in spoken.items() if one}
     if method == "attention":
         told |= {"map": settings.map, "choice": ";".join(map_name(c) for c in one.choices)}
         if one.ranking:
@@ -417,6 +426,9 @@ def _signature(
     if other is not None:
         told |= {"symmetrize": symmetrize or SYMMETRIZATIONS[-1]}
         told |= {"reverse_choice": ";".join(map_name(c) for c in other.choices)}
+    if back is not None:
+        known = identity(back.model)
+        told |= {"reverse_model": f"{known['name']}/sha256={weights_hash(back.model)}"}
     told["dtype"] = str(parameter_of(forward.model).dtype).removeprefix("torch.")
     made = Signature(forward.model, forward.source, told)
     made.path = "cross"

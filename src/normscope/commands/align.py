@@ -177,6 +177,7 @@ def align(
     from normscope.alignment import api
     from normscope.quiet import quiet as _quiet
 
+    output = None if output == Path("-") else output  # the standard output, as in analyze
     _check_output(output, soft)
     if compare and gold is None:
         raise InputError("--compare scores another aligner's links: give the --gold too")
@@ -196,7 +197,9 @@ def align(
         lengths = [len(one.source or ()) for one in made], [len(one.target) for one in made]
         scores = {"normscope": made.score}
         for path in compare or ():
-            scores[path.name] = score_file(gold, path, lengths)
+            alike = [one for one in compare or () if one.name == path.name]
+            plain = len(alike) == 1 and path.name not in scores
+            scores[path.name if plain else str(path)] = score_file(gold, path, lengths)
         print_scores(scores, stream=sys.stderr)
 
 
@@ -245,6 +248,7 @@ def translate_align(
     from normscope.export import whole_file
     from normscope.quiet import quiet as _quiet
 
+    output = None if output == Path("-") else output  # the standard output, as in analyze
     _check_output(output, soft)
     texts = read_lines(source)
     if not texts:

@@ -10,6 +10,7 @@ import typer
 
 from normscope.commands.corpus import continued, sample_of
 from normscope.commands.options import Debug, Device, Dtype, Revision
+from normscope.errors import InputError
 
 
 def reproduce(
@@ -129,6 +130,11 @@ def reproduce(
     if experiment == "emnlp2020-nmt":
         from normscope.reproduce.nmt import reproduce_nmt
 
+        if restart:
+            raise InputError(
+                f"{experiment} trains for hours and removes nothing by itself: to start anew, give "
+                "another --output or remove the folder"
+            )
         tables = reproduce_nmt(
             data or [], valid or [], gold or [], output,
             recipe=recipe, minutes=minutes, steps=steps, seed=seed, device=device,

@@ -150,6 +150,14 @@ class Folder:
                 "start anew with --restart (restart=True)"
             ) from problem
 
+    def _is_finished(self) -> bool:
+        """Whether the statistics are those of a run, as far as their file can be read at all."""
+        try:
+            text = (self.path / FINISHED).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return '"identity"' in text and '"signature"' in text
+
     def write(self, name: str, data: bytes) -> None:
         """A file of the folder, whole or not at all."""
         target = self.path / name
@@ -188,7 +196,7 @@ class Folder:
         """Refuse a folder in which somebody else's files are and none of a run's."""
         halves = {entry.name for entry in self.path.glob(HALF)}
         names = {entry.name for entry in self.path.iterdir()} - {LOCK} - halves
-        if names and not names & {FILE, FINISHED}:
+        if names and FILE not in names and not self._is_finished():
             some = ", ".join(sorted(names)[:5])
             raise InputError(
                 f"the folder {str(self.path)!r} is not empty and holds no run of normscope corpus "
@@ -254,7 +262,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = []
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name), after.get(name)
-        if old != new:
+        if json.dumps(old) != json.dumps(new):  # 1 row is not 1.0, all of them
             found.append(f"{name} was {_short(old)} and is {_short(new)}")
     return found
 

@@ -116,12 +116,16 @@ def described(settings: Settings) -> dict[str, Any]:
     """The settings of the statistics as plain data that differ when they do."""
     told = {one.name: getattr(settings, one.name) for one in fields(settings)}
     if settings.categories is not None:
-        told["categories"] = {k: _category(one) for k, one in settings.categories.items()}
+        # In their order: a token belongs to the first that names it.
+        told["categories"] = [[k, _category(one)] for k, one in settings.categories.items()]
     if settings.ranks not in ("ids", "corpus"):
         path = Path(settings.ranks)
         if not path.is_file():
             raise InputError(f'ranks is "ids", "corpus" or a file, and there is no {str(path)!r}')
-        told["ranks"] = f"{path.name}/sha256={summarise(path).sha256}"
+        try:
+            told["ranks"] = f"{path.name}/sha256={summarise(path).sha256}"
+        except OSError as problem:
+            raise InputError(f"cannot read {str(path)!r}: {problem.strerror}") from problem
     return told
 
 

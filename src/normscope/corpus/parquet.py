@@ -34,6 +34,11 @@ class ParquetFile(SourceFile):
                 f"{str(path)!r} has no column {fields.text!r}; it has: {', '.join(schema.names)}; "
                 "name the one with the text (--text-field)"
             )
+        if fields.pair != Fields.pair and fields.pair not in self._columns:
+            raise InputError(
+                f"{str(path)!r} has no column {fields.pair!r}; it has: {', '.join(schema.names)}; "
+                "name the one with the second text (--pair-field)"
+            )
         if fields.pair in self._columns and str(schema.field(fields.pair).type) == "null":
             self._columns.remove(fields.pair)  # nothing but nulls: no row is a pair
         for name in self._columns:

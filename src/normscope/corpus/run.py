@@ -27,7 +27,7 @@ from normscope.corpus.stream import Stream, select
 from normscope.corpus.work import Options, Outcome, Progress
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.models import load
-from normscope.statistics import NAMES, Settings, Statistic, Table, choose
+from normscope.statistics import NAMES, Measurer, Settings, Statistic, Table, choose
 
 BLOCK_ROWS = 256
 ENGINES = ("local", "ray")
@@ -148,6 +148,7 @@ def corpus(
         contents = [source.identity() for source in sources]
         identity = identify(loaded, reader, where, chosen, settings, contents, options)
         if folder is not None and restart:
+            Measurer(loaded, reader, chosen, settings)  # refuses what is wrong before all is gone
             folder.clear()
         run = _Run(job, identity, total, folder, checkpoint_seconds, progress)
         return run.result(engine, address, workers)

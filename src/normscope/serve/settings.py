@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from dataclasses import dataclass
+from math import inf
 
 from normscope.errors import InputError
 
@@ -40,9 +41,9 @@ class Settings:
         if not self.models:
             raise InputError("no model to serve; leave --model out for the default model")
         for name in ("max_length", "time_limit", "queue", "rate", "kept"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < inf:
                 option = name.replace("_", "-")
-                raise InputError(f"--{option} must be above 0, not {getattr(self, name)}")
+                raise InputError(f"--{option} must be a number above 0, not {getattr(self, name)}")
         if not 0 <= self.port <= 65535:
             raise InputError(f"a port is a number up to 65535, not {self.port}; 0 takes a free one")
         if self.token is not None and len(self.token) < SHORTEST_TOKEN:

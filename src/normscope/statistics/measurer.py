@@ -43,6 +43,8 @@ class Measurer:
             )
         check_maps_of(model, ["attn_res_n"])
         self.vocabulary = Vocabulary(tokenizer, self.settings)
+        if self.settings.ranks not in ("ids", "corpus"):
+            self.vocabulary.ranks(self.settings.ranks)  # a file that is wrong is told before all
         if "masked" in self.conditions and self.vocabulary.mask_id is None:
             raise InputError(
                 f"{type(tokenizer).__name__} has no mask token, and mixing masks "

@@ -147,7 +147,7 @@ class Vocabulary:
     def _ranks_from_file(self, path: Path) -> NDArray[np.int64]:
         ranks = np.zeros(len(self.tokens) + 1, dtype=np.int64)
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as problem:
             raise InputError(
                 'ranks is "ids", "corpus", or a file of `rank count token_id` lines; '
