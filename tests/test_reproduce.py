@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from corpora import contents, save_model, sentences
 from numpy.testing import assert_allclose
+from rich.console import Console
 from scipy.stats import spearmanr
 from typer.testing import CliRunner
 
@@ -26,7 +27,7 @@ from normscope.errors import InputError, ModelNotFoundError
 from normscope.reproduce import EXPERIMENTS, Report, Request, iclr2024, reproduce
 from normscope.reproduce.data import paragraphs, sequences
 from normscope.reproduce.exhibits import Exhibit, Finding, published, shown
-from normscope.reproduce.report import markdown, page, write
+from normscope.reproduce.report import markdown, page, show, write
 from normscope.statistics import Table
 
 RUNNER = CliRunner()
@@ -429,3 +430,17 @@ def test_cells_have_the_digits_of_the_papers() -> None:
     given = [0.34, 96.41, -0.4997724, 12.3456, 1944928224, None, float("nan"), True, 123.456789]
     wanted = ["0.34", "96.41", "-0.500", "12.35", "1,944,928,224", "–", "–", "yes", "123.5"]
     assert [shown(one) for one in given] == wanted
+
+
+def test_no_number_is_cut_on_a_narrow_terminal() -> None:
+    columns: dict[str, Any] = {"analysis": ["AttnRes-N", "AttnResLn-N"]}
+    columns |= {f"number {i}": [1234.56789 + i, 0.000123456 + i] for i in range(9)}
+    exhibit = Exhibit("Table 1", "Many numbers", "", Table(columns, "many"))
+    report = Report("emnlp2021", "A paper", (), {}, [], [exhibit], "")
+    wide, narrow = io.StringIO(), io.StringIO()
+    for width, file in ((300, wide), (40, narrow)):
+        show(report, Console(file=file, width=width))
+    numbers = re.findall(r"\d+\.\d+", wide.getvalue())
+    assert len(numbers) == 18
+    assert re.findall(r"\d+\.\d+", narrow.getvalue()) == numbers
+    assert "AttnResLn-N" in narrow.getvalue()

@@ -250,7 +250,12 @@ def show(report: Report, console: Any) -> None:
             made.add_column(name, justify="right" if number else "left")
         for row in rows:
             made.add_row(*row)
+        # Wider than the terminal rather than half a number.
+        width = console.width
+        console.width = 1000
+        console.width = max(width, console.measure(made).minimum + 2 * len(names))
         console.print(made)
+        console.width = width
 
     console.print(f"{report.experiment}: {report.paper}")
     for one in report.warnings:
