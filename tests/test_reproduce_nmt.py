@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from normscope import InputError, MissingExtraError
+from normscope.cli import app
 from normscope.reproduce import nmt
 
 
@@ -46,6 +48,32 @@ def test_the_scripts_are_called(
     assert made == tmp_path / "tables.md"
     assert given["gold"] == files
     assert (given["steps"], given["recipe"], given["device"]) == (5, "tiny", None)
+
+
+def test_a_folder_of_another_run_is_refused(
+    files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = nmt.scripts()
+    begun: list[str] = []
+    monkeypatch.setattr(module.prepare, "main", lambda given: begun.append("prepare"))
+    monkeypatch.setattr(module.train, "main", lambda given: begun.append("train"))
+    monkeypatch.setattr(module.evaluate, "main", lambda given: begun.append("evaluate"))
+    monkeypatch.setattr(module.report, "write", lambda folder: None)
+    how: Any = {"steps": 2, "recipe": "tiny"}
+    for _ in range(2):  # the same goes on
+        nmt.reproduce_nmt(files[:2], files[:2], files, tmp_path / "out", **how)
+    before = list(begun)
+    files[0].write_text("other words")
+    for changes in ({}, {"seed": 9}, {"steps": 3}, {"recipe": "small"}):
+        with pytest.raises(InputError, match=r"holds a run with other settings: .*--data"):
+            nmt.reproduce_nmt(files[:2], files[:2], files, tmp_path / "out", **how | changes)
+    assert begun == before
+
+
+def test_restart_is_refused() -> None:
+    done = CliRunner().invoke(app, ["reproduce", "emnlp2020-nmt", "--restart"])
+    assert done.exit_code == 2
+    assert "removes nothing by itself" in done.output
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "sacrebleu", "sacremoses"])

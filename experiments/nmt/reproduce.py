@@ -9,11 +9,14 @@ Each step is left out where FOLDER has what it makes; training broken off goes o
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 from experiments.nmt import evaluate, prepare, report, train
 from experiments.nmt.recipes import RECIPES
+from normscope.errors import InputError
 
 
 def run(
@@ -31,6 +34,10 @@ def run(
 ) -> Path:
     """Make ``output/report/tables.md`` and everything before it, as far as it is not there."""
     output.mkdir(parents=True, exist_ok=True)
+    asked: dict[str, Any] = {"recipe": recipe, "minutes": minutes, "steps": steps, "seed": seed}
+    for what, files in (("data", train_files), ("valid", valid_files), ("gold", gold)):
+        asked[what] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    _check_same(output / "asked.json", asked)
     packed = output / "corpus.pack"
     if not packed.exists():
         prepare.main(
@@ -68,6 +75,17 @@ def run(
         )
     report.write(made)
     return made / "tables.md"
+
+
+def _check_same(file: Path, asked: dict[str, Any]) -> None:
+    """Refuse to take an older run in the same folder for this one."""
+    then = json.loads(file.read_text(encoding="utf-8")) if file.exists() else asked
+    if changed := [name for name in asked if then.get(name) != asked[name]]:
+        raise InputError(
+            f"the folder {str(file.parent)!r} holds a run with other settings: "
+            f"{', '.join(f'--{name}' for name in changed)}; give another --output, or remove it"
+        )
+    file.write_text(json.dumps(asked, indent=1), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
