@@ -265,7 +265,7 @@ def refused(*arguments: str) -> str:
 def test_mistakes_at_the_start(tmp_path: Path) -> None:
     assert "--allow-remote" in refused("--host", "0.0.0.0")
     assert "up to 65535" in refused("--port", "99999")
-    assert "--queue must be above 0" in refused("--queue", "0")
+    assert "--queue must be a number above 0" in refused("--queue", "0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         said = refused("--port", str(taken.getsockname()[1]))
         assert "choose another --port" in said

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import stat
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -181,7 +182,11 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 def _is_stream(path: Path) -> bool:
     """Whether it is a pipe or a device: written to as it is, for it cannot be replaced."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # it is not there, or nobody may look
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _beside(target: Path) -> Path:
