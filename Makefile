@@ -28,7 +28,7 @@ test: lint types  ## install, then lint, check types and run every test
 	$(PYTEST:python=$(VENV)/bin/python)
 
 test-browser: $(VENV)/.installed  ## the page in a real Chromium; make test runs these too where there is one
-	@$(VENV)/bin/python -c 'import sys; sys.path.insert(0, "tests"); import browsers; \
+	@$(VENV)/bin/python -c 'import sys; sys.path.insert(0, "."); from tests.helpers import browsers; \
 		browsers.chromium() or sys.exit("There is no Chromium. On Debian and Ubuntu: " \
 		"apt-get install chromium. Elsewhere: install Chromium or Chrome, or name its program in " \
 		"NORMSCOPE_CHROMIUM")'
@@ -38,8 +38,8 @@ test-browser: $(VENV)/.installed  ## the page in a real Chromium; make test runs
 DEPTH ?= 50
 test-deep: $(VENV)/.installed  ## property tests and fuzzing for as long as a night (DEPTH=50)
 	NORMSCOPE_DEEP=$(DEPTH) $(PYTEST:python=$(VENV)/bin/python) --hypothesis-show-statistics \
-		tests/test_properties_deep.py tests/test_fuzz.py \
-		tests/test_triton.py::test_kernels_against_dense_arithmetic
+		tests/project/test_random_models.py tests/project/test_fuzz.py \
+		tests/kernels/test_triton.py::test_kernels_against_dense_arithmetic
 
 test-wheel: $(VENV)/.installed  ## build wheel and sdist, install the wheel alone, run the demo from it
 	$(VENV)/bin/python tests/deep/wheel.py

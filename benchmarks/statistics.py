@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from normscope.measures.statistics import Measurer, Row, Settings, choose, merge
 from normscope.models import load
-from normscope.statistics import Measurer, Row, Settings, choose, merge
 
 PLAIN = ["dispersion", "categories", "frequency", "preserve_mix"]
 RUNS = {

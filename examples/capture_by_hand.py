@@ -9,6 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 import normscope
+from normscope.capture import Capture
 from normscope.models import load
 
 model, tokenizer = load(None)
@@ -16,7 +17,7 @@ inputs = tokenizer("Anna baked a cake, and Tom ate most of it.", return_tensors=
 added = []  # (head,) of each layer
 
 
-def look(captured: normscope.Capture) -> None:
+def look(captured: Capture) -> None:
     """‖Σ_j α f_h(x_j)‖ of each head, mean over queries."""
     mixed = captured.alpha @ captured.value  # (batch, head, query, head size)
     vectors = torch.einsum("bhqe,hed->bhqd", mixed, captured.projection.weight)

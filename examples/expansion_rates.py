@@ -16,7 +16,7 @@ conventions = {"without": "#0072B2", "with_output_bias": "#56B4E9", "released": 
 figure = Figure(figsize=(6, 3), layout="constrained")
 ax = figure.subplots()
 for place, (bias, colour) in enumerate(conventions.items()):
-    rates = normscope.expansion_rate(model, bias=bias).values
+    rates = normscope.properties.expansion_rate(model, bias=bias).values
     ax.bar(np.arange(len(rates)) + 0.27 * (place - 1), rates, 0.25, color=colour, label=bias)
 ax.set(xlabel="layer", ylabel="expansion rate", xticks=range(len(rates)))
 ax.legend(title="bias=", frameon=False, loc="upper left", bbox_to_anchor=(1, 1))

@@ -12,7 +12,7 @@ result = normscope.analyze(
     text="The White House announced new rules for air traffic on Tuesday.",
     maps=["atb", "atb_ff_res_ln"],
 )
-grown = normscope.amplification(result["atb"], result["atb_ff_res_ln"])
+grown = normscope.comparison.amplification(result["atb"], result["atb_ff_res_ln"])
 table = grown.to_pandas(special=False)
 table = table[table["query"] != table["key"]].drop(columns=["query", "key"])
 output = sys.argv[1] if len(sys.argv) > 1 else "feed_forward_pairs.csv"

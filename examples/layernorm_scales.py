@@ -12,7 +12,7 @@ from normscope.models import load
 
 model, tokenizer = load(None)
 texts = ["Anna baked a cake, and Tom ate most of it.", "The cat did not eat the fish."]
-scales = normscope.layernorm_scale(model, tokenizer, texts)
+scales = normscope.properties.layernorm_scale(model, tokenizer, texts)
 
 figure = Figure(figsize=(5.4, 3), layout="constrained")
 ax = figure.subplots()

@@ -15,7 +15,11 @@ colours = ["#B3CDE3", "#8CB4D5", "#5E97C5", "#3B7BB3", "#1F5C94", "#0B3C6F"]  # 
 figure = Figure(figsize=(6, 3.4), layout="constrained")
 ax = figure.subplots()
 for layer, colour in enumerate(colours):
-    ax.plot(normscope.singular_values(model, layer, head=0), color=colour, label=f"layer {layer}")
+    ax.plot(
+        normscope.properties.singular_values(model, layer, head=0),
+        color=colour,
+        label=f"layer {layer}",
+    )
 ax.set(xlabel="rank", ylabel="singular value of head 0", ylim=(0, None))
 ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 ax.spines[["top", "right"]].set_visible(False)

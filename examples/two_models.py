@@ -25,7 +25,7 @@ for bits, colour in {8: "#56B4E9", 4: "#0072B2", 3: "#D55E00"}.items():
             weight.copy_((weight / step).round() * step)
     after = normscope.analyze(rounded, tokenizer, TEXT, maps=["attn_w", "attn_n"])
     for ax, name in zip(axes, ("attn_w", "attn_n"), strict=True):
-        change = normscope.contextualization_change(before[name], after[name])
+        change = normscope.comparison.contextualization_change(before[name], after[name])
         ax.plot(change, "o-", color=colour, label=f"{bits} bits", markersize=4)
 for ax, title in zip(axes, ("weights", "norms"), strict=True):
     ax.set(title=title, xlabel="layer")

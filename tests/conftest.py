@@ -9,17 +9,18 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub is imported
 
-import browsers
 import pytest
 import torch
 from jaxtyping import install_import_hook
 from transformers.utils import logging
 
+from tests.helpers import browsers
+
 torch.set_num_threads(1)
 # Those for a GPU (`make test-gpu`), and those that test_triton.py runs in its interpreter.
 collect_ignore = [
     *([] if torch.cuda.is_available() else ["gpu"]),
-    *([] if os.environ.get("TRITON_INTERPRET") == "1" else ["interpreted"]),
+    *([] if os.environ.get("TRITON_INTERPRET") == "1" else ["kernels/interpreted"]),
     *([] if browsers.chromium() else ["browser"]),
 ]
 if importlib.util.find_spec("beartype"):  # GPU servers have little beside torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from normscope.cli import main
+from normscope.cli.app import main
 
 if __name__ == "__main__":
     main()

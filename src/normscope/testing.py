@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normscope.architectures import randomize_
 from normscope.capture import Capture, capture, eager
 from normscope.capture.layers import LayerCapture, capture_layers
 from normscope.capture.layout import configs_of
@@ -28,9 +27,16 @@ from normscope.decomposition.attention import (
 )
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerDecomposition
+from normscope.decomposition.maps import (
+    attention_maps,
+    bound_of,
+    check_maps_of,
+    each_head,
+    layer_maps,
+)
+from normscope.engine.runner import evaluating
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
-from normscope.maps import attention_maps, bound_of, check_maps_of, each_head, layer_maps
-from normscope.runner import evaluating
+from normscope.models.architectures import randomize_
 
 __all__ = [
     "FullPrecision",

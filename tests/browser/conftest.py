@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import browsers
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from normscope.viewer import write
+from normscope.show.page import write
+from tests.helpers import browsers
 
 ARGUMENTS = (
     *("--no-sandbox", "--disable-gpu", "--headless=new", "--disable-background-networking"),

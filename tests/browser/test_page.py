@@ -10,11 +10,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import pages
 import pytest
 from playwright.sync_api import Page, expect
 
-from browser.conftest import Open
+from tests.browser.conftest import Open
+from tests.helpers import pages
 
 SVG = "{http://www.w3.org/2000/svg}"
 

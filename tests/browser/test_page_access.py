@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pages
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browser.conftest import Open, watch
-from normscope.viewer.document import code
-from normscope.viewer.show import frame
+from normscope.show.page.document import code
+from normscope.show.page.show import frame
+from tests.browser.conftest import Open, watch
+from tests.helpers import pages
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -66,7 +66,7 @@ def test_hostile_tokens_are_text(open_page: Open, tmp_path: Path) -> None:
 
 
 def test_the_policy_stops_what_is_not_of_the_page(chromium: Browser, tmp_path: Path) -> None:
-    from normscope.viewer import write
+    from normscope.show.page import write
 
     write(pages.results(), tmp_path / "page.html")
     page = chromium.new_page()
@@ -310,8 +310,8 @@ def test_many_heads_in_the_overview_do_not_stop_the_page(open_page: Open) -> Non
 
 
 def test_damaged_data_is_said(chromium: Browser, tmp_path: Path) -> None:
-    from normscope.viewer import payload
-    from normscope.viewer.document import page_of
+    from normscope.show.page import payload
+    from normscope.show.page.document import page_of
 
     data = payload(pages.results())
     data["slabs"][0]["data"] = data["slabs"][0]["data"][:40]

@@ -7,11 +7,11 @@ from itertools import pairwise
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-import pages
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from browser.conftest import Open, watch
+from tests.browser.conftest import Open, watch
+from tests.helpers import pages
 
 
 def test_below_the_queries_there_is_room_for_numbers(open_page: Open) -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pages
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser.conftest import Open
 from normscope import Contributions
+from tests.browser.conftest import Open
+from tests.helpers import pages
 
 LONG = "Donaudampfschifffahrtsgesellschaftskapitänsmützenabzeichen"
 SPECIAL = ("\u200d", "<script>alert(1)</script>", "W" * 40, "a" * 300, LONG)

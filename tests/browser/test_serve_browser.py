@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from serving import Server, server
-from tiny import tokenizer
 
 import normscope
-from normscope.architectures import tiny_model
+from normscope.models.architectures import tiny_model
+from tests.helpers.serving import Server, server
+from tests.helpers.tiny import tokenizer
 
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
 TOKEN = "correct-horse-battery"

@@ -35,7 +35,8 @@ from typing import Any, NamedTuple
 
 import coverage
 import pytest
-from mutants import LEFT_OUT, SOURCE, Mutant, apply, mutants
+
+from tests.deep.mutants import LEFT_OUT, SOURCE, Mutant, apply, mutants
 
 TESTS = Path(__file__).resolve().parent.parent
 FOLDERS = ("decomposition", "kernels", "statistics", "alignment")

@@ -10,11 +10,11 @@ import torch
 from numpy.testing import assert_allclose
 
 import normscope
-from normscope.architectures import FAMILIES, tiny_inputs, tiny_model
-from normscope.collector import Options
-from normscope.maps import available
-from normscope.runner import SEEN, Runner
-from normscope.signature import Signature
+from normscope.decomposition.maps import available
+from normscope.engine.collector import Options
+from normscope.engine.runner import SEEN, Runner
+from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
+from normscope.results.signature import Signature
 
 FACTORED = ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n", "atb", "atb_ln")
 BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 0.2}  # eager rounds to float32

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_checks import (
+
+from tests.helpers.kernel_checks import (
     CHAINS,
     Step,
     check_cancelling,

@@ -25,7 +25,7 @@ from normscope.alignment.translator import Translator, translator
 from normscope.alignment.words import Side, split
 from normscope.errors import InputError
 from normscope.models import identity
-from normscope.signature import Signature, versions, weights_hash
+from normscope.results.signature import Signature, versions, weights_hash
 
 METHODS = ("attention", *gradients.METHODS, "eflomal")
 FRAME_SECONDS = 0.02  # of Whisper's encoder: two steps of its features, 10 ms each

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normscope.alignment.words import FRAME, Side
 from normscope.decomposition.attention import Positions
 from normscope.errors import InputError
-from normscope.shapes import Bool, Float
+from normscope.foundation.shapes import Bool, Float
 
 READINGS = ("awi", "awo")
 BUDGETS = {"cpu": 4096, "cuda": 32768}  # padded tokens of both sides that run at once

@@ -21,10 +21,18 @@ from normscope.capture import Capture, capture
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.attention import MAPS, AttentionDecomposition, Positions
 from normscope.decomposition.layer import LayerDecomposition
+from normscope.decomposition.maps import (
+    NAMES,
+    Map,
+    attention_maps,
+    available,
+    bound_of,
+    each_head,
+    layer_maps,
+)
+from normscope.engine.runner import evaluating
 from normscope.errors import ExactnessError, InputError
 from normscope.kernels import Scratch
-from normscope.maps import NAMES, Map, attention_maps, available, bound_of, each_head, layer_maps
-from normscope.runner import evaluating
 
 Head = int | None  # None: all heads together
 

@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from normscope.alignment.api import Alignment
 from normscope.alignment.links import Links
 from normscope.errors import InputError, MissingExtraError
-from normscope.plots import COLOURS
-from normscope.plots.style import brief, room
+from normscope.show.plots import COLOURS
+from normscope.show.plots.style import brief, room
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

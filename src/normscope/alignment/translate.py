@@ -10,7 +10,7 @@ import torch
 from normscope.alignment.batches import budget_of
 from normscope.alignment.translator import Translator
 from normscope.alignment.words import Side, encode_sides
-from normscope.runner import evaluating
+from normscope.engine.runner import evaluating
 
 
 def translate(

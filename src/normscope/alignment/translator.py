@@ -20,10 +20,10 @@ from normscope.alignment.words import (
     encode_sides,
     language_codes,
 )
+from normscope.engine.runner import accepted_by
 from normscope.errors import InputError, ModelNotFoundError
-from normscope.limits import embedding_table, max_length_of
 from normscope.models import load
-from normscope.runner import accepted_by
+from normscope.text.limits import embedding_table, max_length_of
 
 Sentences = Sequence[Sequence[str]]
 EMBEDDED = Path(__file__).parent / "model"

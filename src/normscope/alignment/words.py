@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, MissingExtraError
-from normscope.tokens import choose_side, state_kept
+from normscope.text.tokens import choose_side, state_kept
 
 SPLITS = ("space", "moses")
 ABOUT = "normscope.json"  # beside a model's weights: how it wants its text

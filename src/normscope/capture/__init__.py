@@ -24,7 +24,7 @@ from normscope.capture.projection import Projection
 from normscope.capture.recorder import Capture, Recorder
 from normscope.capture.seam import eager, install, recording, why_not_fused
 from normscope.errors import InputError, UnsupportedModelError
-from normscope.walk import named_modules
+from normscope.models.walk import named_modules
 
 __all__ = ["Capture", "Projection", "capture", "eager"]
 

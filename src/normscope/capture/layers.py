@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from normscope.capture import Capture, capture
 from normscope.errors import UnsupportedModelError
-from normscope.layouts import LAYOUTS, Experts, Layout, layer_of, layout_of
-from normscope.walk import modules
+from normscope.models.layouts import LAYOUTS, Experts, Layout, layer_of, layout_of
+from normscope.models.walk import modules
 
 # Layouts by model, for as long as it has the same modules: reading them off takes a while.
 _FOUND: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Layout]]] = WeakKeyDictionary()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from normscope.capture.projection import is_linear
 from normscope.errors import UnsupportedModelError
-from normscope.walk import has, modules, named_modules
+from normscope.models.walk import has, modules, named_modules
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"  # what transformers' modules call their AttentionInterface
 

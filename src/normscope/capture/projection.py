@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import UnsupportedModelError
+from normscope.foundation.shapes import Float
 from normscope.kernels.gram import wide_product
-from normscope.shapes import Float
-from normscope.walk import has
+from normscope.models.walk import has
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from normscope.capture.layout import Layout
 from normscope.capture.projection import Projection, project, projection_of
 from normscope.capture.scores import Scores, lowest
 from normscope.errors import UnsupportedModelError
-from normscope.shapes import Bool, Float
+from normscope.foundation.shapes import Bool, Float
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from normscope.foundation.shapes import Float
 from normscope.kernels.backend import fused
-from normscope.shapes import Float
 
 
 def lowest(dtype: torch.dtype) -> float:

@@ -23,7 +23,7 @@ import numpy as np
 from normscope.corpus.records import Position
 from normscope.corpus.work import Outcome, Progress
 from normscope.errors import InputError
-from normscope.export import whole_file
+from normscope.results.files import whole_file
 
 FILE = "checkpoint.npz"
 LOCK = ".normscope.lock"

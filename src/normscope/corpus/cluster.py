@@ -24,7 +24,7 @@ from normscope.corpus.stream import Block, Span
 from normscope.corpus.work import GROUP, Outcome, Worker, join
 from normscope.errors import InputError, MissingExtraError, NormscopeError
 from normscope.models import load
-from normscope.signature import weights_hash
+from normscope.results.signature import weights_hash
 
 LIGHT = 0.5  # of a CPU, for a task that reads or merges
 OBJECTS = 256 << 20  # bytes of shared memory for a Ray that is started here

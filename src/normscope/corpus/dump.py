@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from normscope.analysis import analyze_inputs
-from normscope.arrays import import_tables
 from normscope.corpus.sequences import batches
-from normscope.export import whole_file
-from normscope.runner import accepted_by
-from normscope.statistics import Row
-from normscope.tokens import Encoded, Tokens, pad
+from normscope.engine.runner import accepted_by
+from normscope.measures.analysis import analyze_inputs
+from normscope.measures.statistics import Row
+from normscope.results.arrays import import_tables
+from normscope.results.files import whole_file
+from normscope.text.tokens import Encoded, Tokens, pad
 
 MAPS = ("attn_w", "attn_n")
 BATCH_TOKENS = 2048

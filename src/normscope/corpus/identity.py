@@ -17,9 +17,9 @@ from typing import Any
 
 from normscope.corpus.readers import summarise
 from normscope.errors import InputError
+from normscope.measures.statistics import Settings, Statistic
 from normscope.models import identity as name_of
-from normscope.signature import CONVENTIONS, tokenizer_name, versions, weights_hash
-from normscope.statistics import Settings, Statistic
+from normscope.results.signature import CONVENTIONS, tokenizer_name, versions, weights_hash
 
 # Parts of a config that say how a model was made or is run, not what it computes.
 _ASIDE = {"transformers_version", "torch_dtype", "dtype", "attn_implementation"}

@@ -10,7 +10,7 @@ from typing import Any
 from normscope.corpus.records import Position
 from normscope.corpus.stream import Stream
 from normscope.corpus.work import Options, Outcome, Worker
-from normscope.statistics import Settings, Statistic
+from normscope.measures.statistics import Settings, Statistic
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normscope.arrays import printable
-from normscope.statistics import Table
+from normscope.measures.statistics import Table
+from normscope.results.arrays import printable
 
 SHOWN = 24  # rows of a table
 HEADING = 9  # characters in a line of a column's name

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from normscope.arrays import import_tables
 from normscope.corpus.checkpoint import FINISHED, Folder
 from normscope.corpus.page import page
 from normscope.corpus.records import Problem
 from normscope.errors import InputError
-from normscope.statistics import Table
+from normscope.measures.statistics import Table
+from normscope.results.arrays import import_tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +112,8 @@ def write(folder: Folder, result: CorpusResult) -> None:
 
 
 def figures(tables: Mapping[str, Table]) -> dict[str, bytes]:
-    """PNG files by name, for the tables that `normscope.plots.statistics_figures` draws."""
-    from normscope import plots
+    """PNG files by name, for the tables that `normscope.show.plots.statistics_figures` draws."""
+    from normscope.show import plots
 
     make = getattr(plots, "statistics_figures", None)
     if make is None:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from normscope.arrays import import_tables
 from normscope.corpus.checkpoint import Folder, check_same, differences, held
 from normscope.corpus.identity import identify, signature
 from normscope.corpus.job import Job, Step, local_steps
@@ -26,8 +25,9 @@ from normscope.corpus.sequences import length_limit
 from normscope.corpus.stream import Stream, select
 from normscope.corpus.work import Options, Outcome, Progress
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.measures.statistics import NAMES, Measurer, Settings, Statistic, Table, choose
 from normscope.models import load
-from normscope.statistics import NAMES, Measurer, Settings, Statistic, Table, choose
+from normscope.results.arrays import import_tables
 
 BLOCK_ROWS = 256
 ENGINES = ("local", "ray")

@@ -7,9 +7,9 @@ from typing import Any
 
 from normscope.corpus.records import Problem, Record
 from normscope.errors import InputError
-from normscope.limits import check_fits, max_length_of
-from normscope.statistics import Row
-from normscope.tokens import Encoded, Tokens, encode
+from normscope.measures.statistics import Row
+from normscope.text.limits import check_fits, max_length_of
+from normscope.text.tokens import Encoded, Tokens, encode
 
 
 class Encoder:

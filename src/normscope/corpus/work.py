@@ -16,9 +16,9 @@ import torch
 from normscope.corpus.records import Problem, Record
 from normscope.corpus.sequences import Encoder, batches
 from normscope.corpus.stream import Block
+from normscope.engine.halving import halves
 from normscope.errors import ExactnessError, InputError
-from normscope.halving import halves
-from normscope.statistics import Measurer, Row, Settings, State, Statistic, merge
+from normscope.measures.statistics import Measurer, Row, Settings, State, Statistic, merge
 
 LISTED = 20  # bad rows that are named one by one; all are counted
 GROUP = 16  # blocks that are merged among themselves before they join the rest

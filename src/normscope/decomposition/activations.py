@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from normscope.shapes import Float
+from normscope.foundation.shapes import Float
 
 Activation = Callable[[Tensor], Tensor]
 NODES = 32  # Gauss–Legendre; 1e-15 for |p| ≤ 10 and 6e-12 for |p| ≤ 60 (SiLU)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from normscope.capture import Capture
 from normscope.capture.scores import Scores
+from normscope.foundation.shapes import Bool, Float
 from normscope.kernels import (
     Grams,
     Kernels,
@@ -33,7 +34,6 @@ from normscope.kernels import (
     quadratic_norms,
 )
 from normscope.kernels.products import LARGEST
-from normscope.shapes import Bool, Float
 
 MAPS = ("attn_w", "attn_n")
 Heads = Literal["sum", "each"]

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from normscope.decomposition.attention import TINY, AttentionDecomposition, Cells
+from normscope.decomposition.norms import NormParameters
+from normscope.foundation.shapes import Float
 from normscope.kernels import Linear
-from normscope.norms import NormParameters
-from normscope.shapes import Float
 
 
 @dataclass(frozen=True, eq=False)

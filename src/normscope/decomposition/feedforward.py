@@ -22,8 +22,8 @@ from torch import Tensor
 from normscope.decomposition.activations import Activation, gated_shares, secant
 from normscope.decomposition.attention import Cells
 from normscope.decomposition.block import Norm, Parts
+from normscope.foundation.shapes import Float
 from normscope.kernels import Linear, head_vectors
-from normscope.shapes import Float
 
 FFBias = Literal["path", "fixed"]
 FF_BIASES: tuple[FFBias, ...] = ("path", "fixed")

@@ -21,10 +21,10 @@ from normscope.capture.projection import affine
 from normscope.decomposition.attention import AttentionDecomposition, Cells
 from normscope.decomposition.block import Factored, Known, Norm, Parts
 from normscope.decomposition.feedforward import FeedForward, FFBias, Measured, Weights
+from normscope.decomposition.norms import norm_of
+from normscope.foundation.shapes import Float
 from normscope.kernels import Kernels, Linear, Scratch, fused
-from normscope.layouts import Attention, Experts, Layout, activation_of, part
-from normscope.norms import norm_of
-from normscope.shapes import Float
+from normscope.models.layouts import Attention, Experts, Layout, activation_of, part
 
 Kind = Literal["self", "cross"]
 

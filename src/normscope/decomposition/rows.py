@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError
-from normscope.shapes import Bool, Float, Int
+from normscope.foundation.shapes import Bool, Float, Int
 
 SEGMENT = 64
 REDUCTIONS = ("mixing_ratio", "row_sum", "argmax", "top16", "category")

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.foundation.shapes import Float
 from normscope.kernels.backend import Kernels, fused
 from normscope.kernels.scratch import Scratch
-from normscope.shapes import Float
 
 # Float64 numbers in the largest temporary array: on a CPU what its caches nearly hold.
 BLOCK = {"cpu": 2**20, "cuda": 2**26}

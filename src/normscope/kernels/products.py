@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from normscope.foundation.shapes import Float
 from normscope.kernels.gram import Linear, blocks
 from normscope.kernels.scratch import Scratch
-from normscope.shapes import Float
 
 LARGEST = 512  # features of all heads; beyond, making the products takes longer than they save
 RUN = 2  # heads multiplied at once: the fewer, the less is made in vain, the more often

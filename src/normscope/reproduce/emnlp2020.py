@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.properties import affine_maps
+from normscope.measures.properties import affine_maps
+from normscope.measures.statistics import Settings, Statistic, Table, choose
 from normscope.reproduce.exhibits import Exhibit, Finding, published, rows_of, shown, table_of
 from normscope.reproduce.frequency import frequency_figure, frequency_table
 from normscope.reproduce.measure import CLARK, Corpus, Measured
 from normscope.reproduce.numbers import Points
-from normscope.statistics import Settings, Statistic, Table, choose
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,13 +53,13 @@ def _exhibits(measured: Measured) -> list[Exhibit]:
     values = _singular_values(measured)
 
     def by_layer() -> Figure:
-        from normscope import plots
+        from normscope.show import plots
 
         return _figure(plots.categories(layers, ("alpha", "weighted_norm")))
 
     def by_head() -> Figure:
-        from normscope import plots
-        from normscope.plots.style import panels
+        from normscope.show import plots
+        from normscope.show.plots.style import panels
 
         separator = categories(measured).get("[SEP]", "others")
         row = panels(None, len(MEASURES), (4.4, 2.6))
@@ -68,18 +68,18 @@ def _exhibits(measured: Measured) -> list[Exhibit]:
         return _figure(row)
 
     def all_heads() -> Figure:
-        from normscope import plots
+        from normscope.show import plots
 
         return _figure(plots.heads(heads, MEASURES))
 
     def scatter() -> Figure:
-        from normscope import plots
+        from normscope.show import plots
 
         rho = measured["alpha_vs_norm_spearman"]
         return _figure(plots.alpha_and_norm(measured["alpha_vs_norm_scatter"], correlations=rho))
 
     def spectra() -> Figure:
-        from normscope import plots
+        from normscope.show import plots
 
         ax = plots.singular_values(values)
         if (legend := ax.get_legend()) is not None:

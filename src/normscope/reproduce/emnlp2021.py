@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.analysis import analyze
-from normscope.properties import OUTPUT_BIAS, expansion_rate
+from normscope.measures.analysis import analyze
+from normscope.measures.properties import OUTPUT_BIAS, expansion_rate
+from normscope.measures.statistics import Settings, Statistic, Table, choose
+from normscope.measures.statistics.ranks import spearman
 from normscope.reproduce.exhibits import (
     ANALYSES,
     Exhibit,
@@ -20,8 +22,6 @@ from normscope.reproduce.exhibits import (
 from normscope.reproduce.frequency import frequency_figure, frequency_table
 from normscope.reproduce.measure import CLARK, Corpus, Measured
 from normscope.reproduce.numbers import Points
-from normscope.statistics import Settings, Statistic, Table, choose
-from normscope.statistics.ranks import spearman
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,7 +66,7 @@ def _exhibits(measured: Measured) -> list[Exhibit]:
     )
 
     def lengths() -> Figure:
-        from normscope import plots
+        from normscope.show import plots
 
         return _figure(plots.preserved_and_mixed(measured["preserve_mix"]))
 
@@ -156,7 +156,7 @@ def _mixing(measured: Measured) -> Table:
 
 
 def _maps(measured: Measured) -> Figure:
-    from normscope import plots
+    from normscope.show import plots
 
     names = _analyses(measured)
     result = analyze(measured.model, measured.tokenizer, SENTENCE, maps=names)
@@ -186,7 +186,7 @@ def _by_layer(measured: Measured) -> Table:
 
 
 def _categories(measured: Measured) -> Figure:
-    from normscope.plots.lines import mixing_by_category
+    from normscope.show.plots.lines import mixing_by_category
 
     return _figure(mixing_by_category(measured["mixing_layers"], ANALYSES))
 

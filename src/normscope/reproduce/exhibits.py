@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from normscope.statistics import Table
+from normscope.measures.statistics import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normscope.measures.statistics import Table
 from normscope.reproduce.exhibits import ANALYSES, table_of
 from normscope.reproduce.measure import Measured
-from normscope.statistics import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ def frequency_table(
 
 def frequency_figure(measured: Measured, names: Sequence[str]) -> Figure:
     """A point for each rank."""
-    from normscope import plots
+    from normscope.show import plots
 
     table = measured["frequency_points"]
     there = [name for name in names if name in table.columns]

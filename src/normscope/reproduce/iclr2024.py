@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.plots.style import short
+from normscope.measures.statistics import Settings, Statistic, Table, choose
 from normscope.reproduce.exhibits import Exhibit, Finding, rows_of, table_of
 from normscope.reproduce.measure import Corpus, Measured
 from normscope.reproduce.numbers import ChangeAcross
-from normscope.statistics import Settings, Statistic, Table, choose
+from normscope.show.plots.style import short
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,12 +57,12 @@ def _exhibits(measured: Measured) -> list[Exhibit]:
     )
 
     def change() -> Figure:
-        from normscope import plots
+        from normscope.show import plots
 
         return plots.change(measured["change"]).figure  # type: ignore[return-value]
 
     def pairs() -> Figure:
-        from normscope import plots
+        from normscope.show import plots
 
         axes = plots.amplified(measured["amplification_pairs"], top=TOP)
         found: Figure = np.ravel(axes)[0].figure

@@ -15,15 +15,15 @@ from normscope.corpus import CorpusResult, corpus
 from normscope.corpus.records import Content, Record
 from normscope.corpus.sequences import Encoder
 from normscope.corpus.stream import select
-from normscope.default_model import DEFAULT_MODEL
 from normscope.errors import InputError, ModelNotFoundError
-from normscope.export import whole_file
-from normscope.limits import max_length_of
+from normscope.measures.statistics import Measurer, Row, Settings, Statistic, Table
 from normscope.models import load
+from normscope.models.default import DEFAULT_MODEL
 from normscope.reproduce.data import LONGEST, Sequences, sequences
 from normscope.reproduce.exhibits import Exhibit, Finding, Report, from_one, published
 from normscope.reproduce.numbers import PointsById
-from normscope.statistics import Measurer, Row, Settings, Statistic, Table
+from normscope.results.files import whole_file
+from normscope.text.limits import max_length_of
 
 MODEL = "bert-base-uncased"
 CLARK = "992 Wikipedia sequences of 121,134 tokens (Clark et al. 2019)"

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from normscope.statistics import Settings, State, Table
-from normscope.statistics.batch import Layer
-from normscope.statistics.feedforward import Change, cells_of, change_of, scope_maps
-from normscope.statistics.frequency import Frequency
+from normscope.measures.statistics import Settings, State, Table
+from normscope.measures.statistics.batch import Layer
+from normscope.measures.statistics.feedforward import Change, cells_of, change_of, scope_maps
+from normscope.measures.statistics.frequency import Frequency
 
 
 class Points(Frequency):

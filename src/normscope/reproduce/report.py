@@ -12,11 +12,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from normscope.arrays import printable
 from normscope.errors import InputError
-from normscope.export import whole_file
+from normscope.measures.statistics import Table
 from normscope.reproduce.exhibits import Exhibit, Finding, Report, shown
-from normscope.statistics import Table
+from normscope.results.arrays import printable
+from normscope.results.files import whole_file
 
 DPI = 110
 MARKDOWN, PAGE = "report.md", "report.html"

@@ -40,7 +40,7 @@ class Loaded:
 
     def about(self) -> dict[str, Any]:
         """What the page shows of it."""
-        from normscope.viewer.formulas import about
+        from normscope.show.page.formulas import about
 
         return {
             "name": self.name,
@@ -55,10 +55,10 @@ def load(
     names: list[str | None], device: str | None, dtype: str | None, max_length: int
 ) -> dict[str, Loaded]:
     """The models by the names that a request may use."""
-    from normscope.limits import max_length_of
-    from normscope.maps import available
+    from normscope.decomposition.maps import available
     from normscope.models import identity
     from normscope.models import load as load_model
+    from normscope.text.limits import max_length_of
 
     models: dict[str, Loaded] = {}
     for given in names:
@@ -80,7 +80,7 @@ def load(
 
 
 def _order() -> tuple[str, ...]:
-    from normscope.maps import NAMES
+    from normscope.decomposition.maps import NAMES
 
     return tuple(name for name in NAMES if name not in ("attn_w", "attn_n"))
 
@@ -88,7 +88,7 @@ def _order() -> tuple[str, ...]:
 def analyse(asked: Mapping[str, Any], models: Mapping[str, Loaded], max_cells: int) -> Frame:
     """One result as an HTML page and as a safetensors file."""
     import normscope
-    from normscope.viewer import page
+    from normscope.show.page import page
 
     chosen = models[asked["model"]]
     _check_size(asked, chosen, max_cells)
@@ -113,7 +113,7 @@ def analyse(asked: Mapping[str, Any], models: Mapping[str, Loaded], max_cells: i
 
 def _check_size(asked: Mapping[str, Any], chosen: Loaded, max_cells: int) -> None:
     """Refuse what is too long, before the model sees it."""
-    from normscope.tokens import encode
+    from normscope.text.tokens import encode
 
     def length(name: str, pair: str | None = None, *, as_target: bool = False) -> int:
         encoded = encode(
@@ -148,7 +148,7 @@ def _check_size(asked: Mapping[str, Any], chosen: Loaded, max_cells: int) -> Non
 def convert(kind: str, saved: bytes) -> Frame:
     """A saved result as JSON or CSV."""
     import normscope
-    from normscope import export
+    from normscope.results import files as export
 
     with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
         file = Path(folder) / "result.safetensors"

@@ -11,7 +11,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from normscope.shapes import Float
+from normscope.foundation.shapes import Float
 
 FEW = 12  # heads up to which a cell's weights fit into a thread's registers
 

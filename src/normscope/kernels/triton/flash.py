@@ -10,7 +10,7 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from normscope.shapes import Float
+from normscope.foundation.shapes import Float
 
 LOG2E = tl.constexpr(1.4426950408889634)
 ROWS = slice(None)

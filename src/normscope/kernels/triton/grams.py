@@ -11,8 +11,8 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
+from normscope.foundation.shapes import Float
 from normscope.kernels.triton.cells import FEW
-from normscope.shapes import Float
 
 
 @triton.jit

@@ -1,1 +1,0 @@
-"""Commands with a module of their own, registered in `normscope.cli`."""

@@ -1,0 +1,228 @@
+"""The table of scopes: every map that there is, what it means and what it needs.
+
+A scope says how far the vectors α·f(x) are followed through a layer. A layer makes its scopes in
+the order of the table, and no layer has all of them. Nothing outside this module looks into a
+scope's name: what depends on the scope is a field of its row, and titles and formulas are read from
+here by plots, page, reports and docs.
+
+In a formula `_{…}` is set low and `^{…}` high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+# Where in a layer a scope ends, in the order in which a layer passes these stations.
+Station = Literal[
+    "attention",  # Σ_h αf, before the residual
+    "residual",  # the residual sum of the attention block
+    "norm",  # the norm after that sum (post-norm layers)
+    "block",  # the end of the attention block: "norm" where there is one, else "residual"
+    "ff_input",  # the norm before the feed-forward (pre-norm layers)
+    "ff",  # the output of the feed-forward's branch
+    "ff_residual",  # the residual sum of the feed-forward block
+    "ff_norm",  # the norm after that sum
+]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One map: how far it follows the vectors, and the words and formulas that explain it."""
+
+    name: str
+    end: Station
+    short: str  # for buttons
+    label: str  # for legends and axes
+    title: str
+    formula: str
+    meaning: str
+    weight: bool = False  # made of attention weights alone, not of vectors
+    ff_norm_before: bool | None = None  # has to stand before the feed-forward, or must not
+    formula_with_column: str = ""  # in cross-attention, the residual being a column of its own
+    head_title: str = ""  # the same for a single head, where that is defined
+    head_formula: str = ""
+    head_meaning: str = ""
+
+    @property
+    def per_head(self) -> bool:
+        """Whether single heads have this map; residuals, norms and feed-forwards have no heads."""
+        return self.end == "attention"
+
+    @property
+    def behind_feed_forward(self) -> bool:
+        """Whether the vectors pass an activation, so that they have to be built one by one."""
+        return self.end in ("ff", "ff_residual", "ff_norm")
+
+    @property
+    def with_residual(self) -> bool:
+        """Whether a residual connection is passed; in cross-attention it adds a column."""
+        return self.end not in ("attention", "ff")
+
+    @property
+    def unit(self) -> str:
+        """Name what the numbers are: "weight" or "norm"."""
+        return "weight" if self.weight else "norm"
+
+
+_FF = "through the feed-forward, its activation split by integrated gradients"
+
+_TABLE = (
+    Scope(
+        "attn_w",
+        "attention",
+        short="weights",
+        label="weight α",
+        title="Attention weights",
+        formula="ᾱ_{ij} = mean_{h} α_{ij}^{h}",
+        meaning="How much each token is looked at, mean over heads. It does not say how long the "
+        "vector is that comes from there.",
+        weight=True,
+        head_title="Attention weights of one head",
+        head_formula="α_{ij}^{h}",
+        head_meaning="How much each token is looked at by this head. It does not say how long the "
+        "vector is that comes from there.",
+    ),
+    Scope(
+        "attn_n",
+        "attention",
+        short="norms",
+        label="norm ‖αf(x)‖",
+        title="Attention norms",
+        formula="‖s_{ij}‖,  s_{ij} = Σ_{h} α_{ij}^{h} f_{h}(x_{j})",
+        meaning="The length of the vector that the attention adds, heads summed before the length "
+        "is taken.",
+        head_title="Attention norms of one head",
+        head_formula="‖α_{ij}^{h} f_{h}(x_{j})‖ = α_{ij}^{h} ‖f_{h}(x_{j})‖",
+        head_meaning="The length of the vector that this head adds.",
+    ),
+    Scope(
+        "attn_res_w",
+        "residual",
+        short="weights + residual",
+        label="weight, residual",
+        title="Weights with the residual",
+        formula="½ ᾱ_{ij} + ½ δ_{ij}",
+        meaning="The weights, with the residual connection counted as half.",
+        weight=True,
+        formula_with_column="½ ᾱ_{ij};  ½ for the residual",
+    ),
+    Scope(
+        "attn_res_n",
+        "residual",
+        short="+ residual",
+        label="norm, residual",
+        title="Norms with the residual",
+        formula="‖z_{ij}‖,  z_{ij} = s_{ij} + δ_{ij} x_{i}",
+        meaning="What the attention adds, and what the token keeps of itself through the residual "
+        "connection.",
+        formula_with_column="‖s_{ij}‖;  ‖x_{i}‖ for the residual",
+    ),
+    Scope(
+        "attn_res_ln_n",
+        "norm",
+        short="block",
+        label="norm, residual, layer norm",
+        title="The attention block: residual and layer norm",
+        formula="‖p_{ij}‖,  p_{ij} = γ ⊙ (z_{ij} − mean z_{ij}) / σ_{i}",
+        meaning="The whole attention block, as its layer norm hands it on.",
+        formula_with_column="‖γ ⊙ (s_{ij} − mean s_{ij}) / σ_{i}‖;  "
+        "the same of x_{i} for the residual",
+    ),
+    Scope(
+        "atb",
+        "block",
+        short="attention block",
+        label="attention block",
+        title="The attention block (ATB)",
+        formula="‖p_{ij}‖, or ‖z_{ij}‖ where no norm follows",
+        meaning="The attention block, where the feed-forward takes over.",
+    ),
+    Scope(
+        "atb_ln",
+        "ff_input",
+        short="block + norm",
+        label="attention block, norm",
+        title="The attention block and the norm after it",
+        formula="‖γ ⊙ (z_{ij} − mean z_{ij}) / σ_{i}‖",
+        meaning="What the feed-forward reads. An RMS norm takes no mean off.",
+        ff_norm_before=True,
+    ),
+    Scope(
+        "atb_ff",
+        "ff",
+        short="feed-forward",
+        label="feed-forward",
+        title="Through the feed-forward",
+        formula="‖F_{ij}‖,  F_{ij} = FF(p_{i}) split over j",
+        meaning=f"What the feed-forward adds: {_FF}.",
+        ff_norm_before=False,
+    ),
+    Scope(
+        "atb_ff_res",
+        "ff_residual",
+        short="feed-forward + residual",
+        label="feed-forward, residual",
+        title="The feed-forward with its residual",
+        formula="‖F_{ij} + p_{ij}‖",
+        meaning=f"Further {_FF}, and the residual around it.",
+        ff_norm_before=False,
+    ),
+    Scope(
+        "atb_ff_res_ln",
+        "ff_norm",
+        short="whole layer",
+        label="whole layer",
+        title="The whole layer",
+        formula="‖γ_{2} ⊙ (r_{ij} − mean r_{ij}) / σ_{i}‖,  r_{ij} = F_{ij} + p_{ij}",
+        meaning="From the layer's input to its output: attention block, feed-forward, residual, "
+        "norm.",
+        ff_norm_before=False,
+    ),
+    Scope(
+        "atb_ln_ff",
+        "ff",
+        short="feed-forward",
+        label="norm, feed-forward",
+        title="Through norm and feed-forward",
+        formula="‖F_{ij}‖,  F_{ij} = FF(LN(z_{i})) split over j",
+        meaning=f"What the feed-forward adds: {_FF}.",
+        ff_norm_before=True,
+    ),
+    Scope(
+        "atb_ln_ff_res",
+        "ff_residual",
+        short="whole layer",
+        label="whole layer",
+        title="The whole layer",
+        formula="‖F_{ij} + z_{ij}‖",
+        meaning="From the layer's input to its output: attention block, feed-forward, residual.",
+        ff_norm_before=True,
+    ),
+)
+
+SCOPES = {scope.name: scope for scope in _TABLE}
+NAMES = tuple(SCOPES)
+
+WEIGHTS, NORMS = "attn_w", "attn_n"  # what the 2020 paper compares
+HEAD_MAPS = tuple(scope.name for scope in _TABLE if scope.per_head)
+# The five analyses of the 2021 paper.
+ANALYSES = tuple(s.name for s in _TABLE if s.end in ("attention", "residual", "norm"))
+# The maps of the 2024 paper, of which a layer has some.
+BLOCK_MAPS = tuple(s.name for s in _TABLE if s.name not in ANALYSES)
+
+
+def by_vectors(names: Iterable[str] = NAMES) -> list[Scope]:
+    """List the rows of some scopes that are made of vectors, not of weights alone."""
+    return [SCOPES[name] for name in names if not SCOPES[name].weight]
+
+
+def need_whole_layers(names: Iterable[str]) -> bool:
+    """Tell whether any of these scopes goes beyond the attention itself."""
+    return any(not SCOPES[name].per_head for name in names)
+
+
+def behind_feed_forward(names: Iterable[str]) -> list[str]:
+    """List those of these scopes that lie behind a feed-forward's activation."""
+    return [name for name in names if SCOPES[name].behind_feed_forward]

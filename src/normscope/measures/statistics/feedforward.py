@@ -1,0 +1,222 @@
+"""What the feed-forward block does to the maps (2024): change of context, amplified pairs.
+
+These need the maps themselves, and so cost far more than the other statistics: use a sample.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from normscope.decomposition.attention import Positions
+from normscope.decomposition.layer import LayerDecomposition
+from normscope.decomposition.maps import bound_of, layer_maps
+from normscope.errors import ExactnessError, InputError
+from normscope.measures.statistics.base import Settings, State, Table
+from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.moments import add, grid, means, with_interval
+from normscope.measures.statistics.ranks import spearman
+
+
+def scope_maps(layer: Layer) -> dict[str, Tensor]:
+    """The maps of the 2024 paper, (row, query, key) each; made once for each layer."""
+    known: dict[str, Tensor] | None = layer.__dict__.get("scope_maps")
+    if known is not None:
+        return known
+    taken = LayerDecomposition(layer.whole, "self")
+    names = [name for name in taken.scopes if name.startswith("atb")]
+    if not any("_ff" in name for name in names):
+        raise InputError(
+            f"{layer.whole.name} has no feed-forward that is taken apart; change and amplification "
+            f"are not to be had of this model. Its maps: {', '.join(taken.scopes)}"
+        )
+    made = layer_maps(taken, names, Positions(layer.real, layer.real))
+    bound = bound_of(taken.dtypes)
+    found: dict[str, Tensor] = {}
+    for name, one in made.items():
+        assert one.values is not None
+        gap = one.gap.masked_fill(~layer.real, 0).amax(dim=1)
+        if one.spot is not None:
+            gap = torch.maximum(gap, one.spot)
+        if not bool((gap <= bound).all()):
+            worst = int(gap.nan_to_num(torch.inf).argmax())
+            raise ExactnessError(
+                f"row {layer.inputs.rows[worst].key}: {name} of {layer.whole.name} differs from "
+                f"the model's own state by {float(gap[worst]):.1e} of its parts, more than "
+                f"{bound:.0e}"
+            )
+        found[name] = one.values
+    layer.__dict__["scope_maps"] = found
+    return found
+
+
+def cells_of(layer: Layer) -> Any:
+    """The cells that count, (row, query, key)."""
+    shape = layer.alpha.shape
+    admitted = layer.admitted
+    if admitted is None:
+        return np.ones((shape[0], *shape[2:]), dtype=bool)
+    return admitted[:, 0].expand(shape[0], -1, -1).cpu().numpy()
+
+
+def change_of(before: Any, after: Any, cells: Any) -> list[float]:
+    """1 − ρ of two maps, sequence by sequence; −1 where it is not defined (maps of one cell)."""
+    found = [
+        1 - spearman(a[here], b[here]) for a, b, here in zip(before, after, cells, strict=True)
+    ]
+    return [-1.0 if math.isnan(one) else one for one in found]
+
+
+class Change:
+    """1 − ρ of a map and the next one along the layer, per sequence; means over sequences."""
+
+    name: ClassVar[str] = "change"
+    conditions: ClassVar[tuple[str, ...]] = ("plain",)
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def observe(self, layer: Layer) -> Mapping[str, Any]:
+        maps, cells = scope_maps(layer), cells_of(layer)
+        home = {name: made.cpu().numpy() for name, made in maps.items()}
+        return {
+            f"change_{before} → {after}": torch.tensor(
+                change_of(home[before], home[after], cells), dtype=torch.float64
+            )
+            for before, after in pairwise(maps)
+        }
+
+    def measure(self, batch: Batch) -> State:
+        steps = [name for name in batch.noted[0] if name.startswith("change_")]
+        found = np.stack([batch[name] for name in steps], axis=-1)  # row layer step
+        defined = found >= 0
+        return {
+            "steps": np.array([name.removeprefix("change_") for name in steps]),
+            "sum": np.tensordot(batch.weights, np.where(defined, found, 0), 1),
+            "sequences": np.tensordot(batch.weights, defined.astype(float), 1),
+        }
+
+    def merge(self, one: State, other: State) -> State:
+        sums = [{name: part[name] for name in ("sum", "sequences")} for part in (one, other)]
+        return {"steps": one["steps"], **add(*sums)}
+
+    def result(self, state: State) -> dict[str, Table]:
+        samples = means(state["sum"], state["sequences"])
+        columns = grid(layer=range(samples.shape[1]), step=state["steps"].tolist())
+        columns |= with_interval("change", samples, self.settings.confidence)
+        return {
+            "change": Table(
+                columns | {"sequences": state["sequences"][0].ravel().astype(int)},
+                "Contextualisation change",
+                notes="1 − Spearman ρ of the flattened maps of a sequence, masked cells left out; "
+                "mean over sequences",
+            )
+        }
+
+
+_CELL = ("layer", "difference", "sequence", "query", "key", "query_id", "key_id")
+
+
+class Amplification:
+    """The cells that the feed-forward enlarges most, and which pairs of tokens they are."""
+
+    name: ClassVar[str] = "amplification"
+    conditions: ClassVar[tuple[str, ...]] = ("plain",)
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def observe(self, layer: Layer) -> Mapping[str, Any]:
+        maps, cells = scope_maps(layer), cells_of(layer)
+        step = next((two for two in pairwise(maps) if two[1].endswith("_ff")), None)
+        if step is None:
+            raise InputError(
+                f"{layer.whole.name} adds its feed-forward beside attention, so that it amplifies "
+                "no pair; amplification is not to be had of this model"
+            )
+        grown = maps[step[1]] - maps[step[0]]
+        grown = grown.masked_fill(~torch.from_numpy(cells).to(grown.device), -torch.inf).flatten()
+        count = min(self.settings.top, int(cells.sum()))
+        best = grown.topk(count)
+        _, queries, keys = cells.shape
+        row, cell = best.indices // (queries * keys), best.indices % (queries * keys)
+        i, j = cell // keys, cell % keys
+        ids, sequence = layer.on_device(layer.inputs.ids), layer.on_device(layer.inputs.keys)
+        found = (
+            *(torch.full_like(i, layer.index), best.values, sequence[row]),
+            *(i, j, ids[row, i], ids[row, j]),
+        )
+        return {f"grown_{name}": one for name, one in zip(_CELL, found, strict=True)}
+
+    def measure(self, batch: Batch) -> State:
+        cells = {name: np.concatenate(batch.lists(f"grown_{name}")) for name in _CELL}
+        made = self._keep(cells)
+        ids = np.unique(np.concatenate([made["query_id"], made["key_id"]]))
+        return {
+            "cells": made,
+            "tokens": dict(zip(map(str, ids.tolist()), batch.vocabulary.strings(ids), strict=True)),
+        }
+
+    def _keep(self, cells: State) -> State:
+        """The largest of each layer; equal ones by sequence, query and key."""
+        ties = ("key", "query", "sequence")
+        order = np.lexsort([*(cells[name] for name in ties), -cells["difference"], cells["layer"]])
+        layer = cells["layer"][order]
+        place = np.arange(len(order)) - np.searchsorted(layer, layer)
+        kept = order[place < self.settings.top]
+        return {name: values[kept] for name, values in cells.items()}
+
+    def merge(self, one: State, other: State) -> State:
+        a, b = one["cells"], other["cells"]
+        return {
+            "cells": self._keep({name: np.concatenate([a[name], b[name]]) for name in a}),
+            "tokens": one["tokens"] | other["tokens"],
+        }
+
+    def result(self, state: State) -> dict[str, Table]:
+        cells, names = state["cells"], state["tokens"]
+
+        def tokens(ids: Any) -> list[str]:
+            return [names[str(i)] for i in ids.tolist()]
+
+        triples = np.stack([cells["layer"], cells["query_id"], cells["key_id"]], axis=1)
+        pairs, where, count = np.unique(triples, axis=0, return_inverse=True, return_counts=True)
+        where = where.reshape(-1)
+        largest = np.full(len(pairs), -np.inf)
+        np.maximum.at(largest, where, cells["difference"])
+        mean = np.bincount(where, weights=cells["difference"], minlength=len(pairs)) / count
+        order = np.lexsort((-largest, -count, pairs[:, 0]))  # stable: equal ones stay by their ids
+        pairs = pairs[order]
+        notes = (
+            f"of each layer the {self.settings.top} cells (query, key) of the corpus whose length "
+            "grows most through the feed-forward"
+        )
+        return {
+            "pairs": Table(
+                {
+                    "layer": pairs[:, 0],
+                    "query_token": tokens(pairs[:, 1]),
+                    "key_token": tokens(pairs[:, 2]),
+                    "count": count[order],
+                    "mean_difference": mean[order],
+                    "max_difference": largest[order],
+                },
+                "Amplified pairs of tokens",
+                notes=f"{notes}, counted by their tokens",
+            ),
+            "cells": Table(
+                {
+                    **{name: cells[name] for name in _CELL[:5]},
+                    "query_token": tokens(cells["query_id"]),
+                    "key_token": tokens(cells["key_id"]),
+                },
+                "Amplified cells",
+                notes=notes,
+            ),
+        }

@@ -1,0 +1,5 @@
+"""Models: loading them, the default models, and the families as tables."""
+
+from normscope.models.loading import identity, load
+
+__all__ = ["identity", "load"]

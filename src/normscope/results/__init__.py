@@ -1,0 +1,1 @@
+"""Labelled results: arrays, tokens, errors, signatures and files."""

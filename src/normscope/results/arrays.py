@@ -1,0 +1,360 @@
+"""Arrays that know their axes: layers, heads and the tokens of queries and keys."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from normscope.errors import InputError, MissingExtraError
+from normscope.text.tokens import Tokens
+
+AXES = ("layer", "head", "query", "key")
+TOKEN_AXES = ("query", "key")
+DTYPES = ("float16", "float32", "float64")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LabelledArray:
+    """A read-only array with named axes, e.g. (layer, query, key), and the tokens of its axes.
+
+    values      the numbers, float16, float32 or float64; not copied, but no longer writeable here
+    axes        their names, a subset of ("layer", "head", "query", "key") in that order
+    tokens      for "query" and "key": the tokens along that axis. An extra key that is not a
+                token of the text, such as "residual", is entered as a special token
+    labels      the coordinates along each axis, counted from 0 in the full array, so that after
+                `sel(layer=[2, 5])` they are still 2 and 5
+    name        which map it is, e.g. "attn_n"
+    key_reduce  how `words` merges keys: "sum" for what a query takes from a key; "mean" for a
+                property of the key alone, such as the norm of its transformed vector
+    """
+
+    values: NDArray[Any]
+    axes: tuple[str, ...]
+    tokens: Mapping[str, Tokens]
+    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    name: str = ""
+    key_reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.values).view()
+        values.flags.writeable = False
+        axes, tokens = tuple(self.axes), dict(self.tokens)
+        if values.dtype not in [np.dtype(name) for name in DTYPES]:
+            raise InputError(f"{self.name!r} has dtype {values.dtype}; valid: {', '.join(DTYPES)}")
+        if axes != tuple(axis for axis in AXES if axis in axes) or len(axes) != values.ndim:
+            raise InputError(
+                f"{self.name!r} has shape {values.shape} and axes {axes}; give one name per "
+                f"dimension out of {AXES}, in that order"
+            )
+        if set(tokens) != {axis for axis in TOKEN_AXES if axis in axes}:
+            raise InputError(
+                f"{self.name!r} has axes {axes} and tokens for {sorted(tokens)}; give tokens for "
+                "exactly those of query and key that it has"
+            )
+        if self.key_reduce not in ("sum", "mean"):
+            raise InputError(f"key_reduce is {self.key_reduce!r}; valid: 'sum', 'mean'")
+        if unknown := set(self.labels or {}) - set(axes):
+            raise InputError(f"{self.name!r} has labels for {sorted(unknown)} but axes {axes}")
+        labels = {}
+        for axis, size in zip(axes, values.shape, strict=True):
+            given = (self.labels or {}).get(axis)
+            labels[axis] = tuple(range(size) if given is None else (int(one) for one in given))
+            if given is not None and (len(labels[axis]) != size or len(set(labels[axis])) != size):
+                raise InputError(
+                    f"{self.name!r} has {size} {axis} entries but labels {labels[axis]}; give one "
+                    "label each, all different"
+                )
+            if axis in tokens and len(tokens[axis]) != size:
+                raise InputError(
+                    f"{self.name!r} has {size} {axis} entries but {len(tokens[axis])} tokens"
+                )
+        normalised = {"values": values, "axes": axes, "tokens": tokens, "labels": labels}
+        for attribute, value in normalised.items():
+            object.__setattr__(self, attribute, value)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """How many entries along each axis."""
+        return self.values.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the numbers."""
+        return self.values.dtype
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.values, dtype=dtype, copy=copy)
+
+    def __getitem__(self, index: Any) -> Any:
+        """NumPy indexing by position on the bare values; `sel` selects by label."""
+        return self.values[index]
+
+    def __float__(self) -> float:
+        return float(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        """Equal in everything, the values bit for bit; one bool, not element by element."""
+        if not isinstance(other, LabelledArray):
+            return NotImplemented
+        return self._facts() == other._facts() and self.values.tobytes() == other.values.tobytes()
+
+    # An array has no hash, as in NumPy.
+    __hash__ = None  # type: ignore[assignment]
+
+    def _facts(self) -> tuple[Any, ...]:
+        """Everything but the values."""
+        kind = (self.name, self.key_reduce, self.axes, self.shape, self.dtype)
+        return (*kind, self.labels, self.tokens)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through the constructor: NumPy forgets the read-only flag when it pickles.
+        arguments = (self.axes, self.tokens, self.labels, self.name, self.key_reduce)
+        return (LabelledArray, (self.values, *arguments))
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(
+            f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True)
+        )
+        lines = [f"LabelledArray {self.name!r} ({sizes}) {self.dtype}"]
+        if len(set(self.tokens.values())) == 1:
+            lines.append(f"{', '.join(self.tokens)}: {abridged(next(iter(self.tokens.values())))}")
+        else:
+            lines += [f"{axis}: {abridged(tokens)}" for axis, tokens in self.tokens.items()]
+        return "\n  ".join(lines)
+
+    def _repr_html_(self) -> str:
+        from normscope.show.page.static import array_html
+
+        return array_html(self)
+
+    # ---- selecting
+
+    def sel(self, **selection: object) -> LabelledArray:
+        """Select by label along named axes: `sel(layer=3, query="cat", key=[0, 4])`.
+
+        For every axis an int, a list or a slice of ints (end excluded); for query and key also
+        a token, as the tokenizer writes it or as it reads in the text, or a list of tokens.
+        A single label drops the axis. Ints are labels counted from 0 in the full array, so
+        negative ones are refused.
+        """
+        for axis in selection:
+            if axis not in self.axes:
+                raise InputError(
+                    f"{self.name!r} has no axis {axis!r}; it has: {', '.join(self.axes) or 'none'}"
+                )
+        values, axes = self.values, list(self.axes)
+        tokens, labels = dict(self.tokens), dict(self.labels)
+        for axis, wanted in selection.items():
+            found = self._find(axis, wanted)
+            place = axes.index(axis)
+            if isinstance(found, int):
+                values = np.asarray(values[(slice(None),) * place + (found,)])
+                axes.remove(axis)
+                labels.pop(axis)
+                tokens.pop(axis, None)
+            else:
+                values = values.take(found, axis=place)
+                labels[axis] = tuple(self.labels[axis][position] for position in found)
+                if axis in tokens:
+                    tokens[axis] = take(self.tokens[axis], found)
+        return replace(self, values=values, axes=tuple(axes), tokens=tokens, labels=labels)
+
+    def _find(self, axis: str, wanted: object) -> int | list[int]:
+        """Where the wanted label or labels are along the axis."""
+        if isinstance(wanted, slice):
+            found = self._find_slice(axis, wanted)
+        elif isinstance(wanted, Iterable) and not isinstance(wanted, str):
+            wanted = list(wanted)
+            found = [self._find_one(axis, label) for label in wanted]
+        else:
+            return self._find_one(axis, wanted)
+        if not found:
+            raise InputError(f"{axis}={wanted!r} selects nothing; {self._valid(axis)}")
+        if len(set(found)) < len(found):
+            raise InputError(f"{axis}={wanted!r} names an entry more than once; name each once")
+        return found
+
+    def _find_one(self, axis: str, wanted: object) -> int:
+        if isinstance(wanted, str) and axis in self.tokens:
+            return self._find_token(axis, wanted)
+        if is_int(wanted) and wanted in self.labels[axis]:
+            return self.labels[axis].index(int(wanted))
+        raise InputError(f"{self.name!r} has no {axis} {wanted!r}; {self._valid(axis)}")
+
+    def _find_slice(self, axis: str, wanted: slice) -> list[int]:
+        given = [x for x in (wanted.start, wanted.stop, wanted.step) if x is not None]
+        if not all(is_int(x) and x >= 0 for x in given) or wanted.step == 0:
+            raise InputError(
+                f"{axis}={wanted!r} is not a slice of labels: give ints from 0 on and a positive "
+                f"step; {self._valid(axis)}"
+            )
+        labels = self.labels[axis]
+        first = 0 if wanted.start is None else wanted.start
+        end = max(labels, default=0) + 1 if wanted.stop is None else wanted.stop
+        return [at for at, label in enumerate(labels) if first <= label < end][:: wanted.step]
+
+    def _find_token(self, axis: str, wanted: str) -> int:
+        tokens = self.tokens[axis]
+        pieces = zip(tokens.strings, tokens.texts, strict=True)
+        found = [position for position, piece in enumerate(pieces) if wanted in piece]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            places = ", ".join(
+                f"{self.labels[axis][position]} ({tokens.strings[position]})" for position in found
+            )
+            raise InputError(
+                f"{axis} {wanted!r} is not unique in {self.name!r}: it is at positions {places}; "
+                "select by position"
+            )
+        hint = ""
+        if tokens.words is not None and wanted in tokens.words:
+            hint = "; it is a word of several pieces: merge them with .words() first"
+        raise InputError(f"{self.name!r} has no {axis} {wanted!r}; {self._valid(axis)}{hint}")
+
+    def _valid(self, axis: str) -> str:
+        labels = self.labels[axis]
+        text = ", ".join(map(str, labels))
+        if len(labels) > 2 and labels == tuple(range(labels[0], labels[0] + len(labels))):
+            text = f"{labels[0]} to {labels[-1]}"
+        if axis in self.tokens:
+            text += f", or a token: {abridged(self.tokens[axis])}"
+        return f"valid: {text}"
+
+    # ---- merging pieces into words
+
+    def words(self) -> LabelledArray:
+        """Merge the pieces of each word: summed over keys, averaged over queries.
+
+        What a query takes from a word is the sum of what it takes from the pieces; what a word
+        takes is the mean over its pieces. Where there is no query (`key_reduce="mean"`) keys
+        are averaged too. Special tokens stay alone. Sums are in float64 and rounded once.
+        Query and key labels then count words.
+        """
+        values: NDArray[Any] = self.values
+        tokens, labels = dict(self.tokens), dict(self.labels)
+        for axis in self.tokens:
+            groups, tokens[axis] = merge_words(self.tokens[axis])
+            del labels[axis]
+            place = self.axes.index(axis)
+            sizes = np.array([len(group) for group in groups], dtype=np.intp)
+            order = np.array([position for group in groups for position in group], dtype=np.intp)
+            starts = np.cumsum(sizes) - sizes
+            values = values.take(order, axis=place)
+            values = np.add.reduceat(values, starts, axis=place, dtype=np.float64)
+            if axis == "query" or self.key_reduce == "mean":
+                values /= sizes.reshape((-1,) + (1,) * (values.ndim - place - 1))
+        values = values.astype(self.dtype)
+        return replace(self, values=values, tokens=tokens, labels=labels)
+
+    # ---- converting
+
+    def to_numpy(self) -> NDArray[Any]:
+        """The bare numbers, as a copy that may be written to."""
+        return np.array(self.values)
+
+    def to_pandas(self) -> Any:
+        """A long table, one row per cell: each axis, the tokens of query and key, the value."""
+        pandas = import_tables("pandas")
+        columns: dict[str, Any] = {}
+        for place, axis in enumerate(self.axes):
+            along = np.indices(self.shape, sparse=True)[place]
+            index = np.broadcast_to(along, self.shape).ravel()
+            columns[axis] = np.array(self.labels[axis], dtype=np.int64)[index]
+            if axis in self.tokens:
+                columns[f"{axis}_token"] = np.array(self.tokens[axis].strings, dtype=object)[index]
+        columns["value"] = self.to_numpy().ravel()
+        return pandas.DataFrame(columns)
+
+    def to_xarray(self) -> Any:
+        """An xarray.DataArray with these axes as dimensions, labels and tokens as coordinates."""
+        xarray = import_tables("xarray")
+        coordinates: dict[str, Any] = {axis: list(self.labels[axis]) for axis in self.axes}
+        for axis, tokens in self.tokens.items():
+            coordinates[f"{axis}_token"] = (axis, list(tokens.strings))
+        return xarray.DataArray(
+            self.to_numpy(), dims=self.axes, coords=coordinates, name=self.name or None
+        )
+
+
+def take(tokens: Tokens, positions: Sequence[int]) -> Tokens:
+    """The tokens at these positions; words are renumbered and those without a piece left out."""
+
+    def pick(entries: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(entries[position] for position in positions)
+
+    word_of, words = None, None
+    if tokens.word_of is not None and tokens.words is not None:
+        kept = list(dict.fromkeys(pick(tokens.word_of)))
+        word_of = tuple(kept.index(word) for word in pick(tokens.word_of))
+        words = tuple(tokens.words[word] for word in kept)
+    return replace(
+        tokens,
+        strings=pick(tokens.strings),
+        ids=None if tokens.ids is None else pick(tokens.ids),
+        special=pick(tokens.special),
+        texts=pick(tokens.texts),
+        word_of=word_of,
+        words=words,
+    )
+
+
+def merge_words(tokens: Tokens) -> tuple[list[list[int]], Tokens]:
+    """The positions of each word's pieces, and the words themselves as tokens.
+
+    Words come in the order of their first piece. Special tokens are never merged.
+    """
+    if tokens.word_of is None or tokens.words is None:
+        raise InputError(
+            "which pieces form a word is not known for these tokens (no tokenizer, or a slow "
+            "one); use a fast tokenizer to merge words"
+        )
+    groups: dict[tuple[int, int], list[int]] = {}
+    for position, (word, special) in enumerate(zip(tokens.word_of, tokens.special, strict=True)):
+        groups.setdefault((position, -1) if special else (-1, word), []).append(position)
+    first = [group[0] for group in groups.values()]
+    names = tuple(
+        tokens.strings[at] if tokens.special[at] else tokens.words[tokens.word_of[at]]
+        for at in first
+    )
+    merged = replace(
+        tokens,
+        strings=names,
+        ids=None,
+        special=tuple(tokens.special[at] for at in first),
+        texts=names,
+        word_of=tuple(range(len(names))),
+        words=names,
+    )
+    return list(groups.values()), merged
+
+
+def printable(string: str) -> str:
+    """A token on a terminal: what would move the cursor or change colours is written out."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in string
+    )
+
+
+def abridged(tokens: Tokens, limit: int = 12) -> str:
+    """The first few tokens in one line."""
+    more = f" … ({len(tokens)})" if len(tokens) > limit else ""
+    return " ".join(map(printable, tokens.strings[:limit])) + more
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """True for Python's and NumPy's ints; a bool is no label, though Python counts it as int."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def import_tables(package: str) -> Any:
+    """The package, imported only when a table is asked for."""
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(package, "tables") from error

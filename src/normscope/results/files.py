@@ -1,0 +1,201 @@
+"""A result into a file: JSON, CSV, safetensors or a page, whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import stat
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from normscope.errors import InputError
+from normscope.results.arrays import LabelledArray
+from normscope.results.contributions import Contributions
+
+STDOUT = "-"
+SUFFIXES = (".json", ".csv", ".safetensors", ".html")
+COLUMNS = (
+    *("part", "map", "layer", "head"),
+    *("query", "query_token", "key", "key_token", "value"),
+)
+
+
+def check_file(path: str | os.PathLike[str], suffixes: Sequence[str], also: str = "") -> Path:
+    """The path, if a file of one of these kinds can be written there; asked before the work."""
+    given, path = os.fspath(path), Path(path)
+    if path.suffix.lower() not in suffixes:
+        raise InputError(
+            f"cannot tell from the name {given!r} what to write; it must end in one of: "
+            f"{', '.join(suffixes)}{also}"
+        )
+    try:
+        if path.is_dir():
+            raise InputError(f"{given!r} is a folder; give the name of a file in it")
+        if _is_stream(path):
+            return path
+        target = path.resolve()
+        if not target.parent.is_dir():
+            raise InputError(f"cannot write {given!r}: there is no folder {str(target.parent)!r}")
+        probe = _beside(target)
+        # Nothing but writing tells for sure: a file system may be read-only, or full.
+        probe.touch(exist_ok=False)
+    except OSError as problem:
+        raise _cannot_write(given, problem) from problem
+    probe.unlink()
+    return path
+
+
+def check_output(output: str, more: Sequence[str] = ()) -> None:
+    """Refuse a name that neither `write` could serve nor one who writes `more` kinds of files."""
+    if output != STDOUT:
+        check_file(output, (*SUFFIXES, *more), also=", or be - for JSON on standard output")
+
+
+def write(result: Contributions, output: str) -> None:
+    """Write to a file of the kind its name says, or as JSON to standard output ("-")."""
+    suffix = Path(output).suffix.lower()
+    if output == STDOUT:
+        # As bytes: JSON is UTF-8, whatever the terminal speaks.
+        sys.stdout.flush()
+        sys.stdout.buffer.write(to_json(result))
+        sys.stdout.buffer.flush()
+    elif suffix == ".safetensors":
+        result.save(output)
+    elif suffix == ".html":
+        result.to_html(output)
+    else:
+        with whole_file(output) as file:
+            if suffix == ".json":
+                file.write(to_json(result))
+            else:
+                write_csv(result, file)
+
+
+def keep_layers(result: Contributions, layers: list[int]) -> Contributions:
+    """The result with these layers only, and without the parts that have none of them."""
+    has = {
+        name: part[next(iter(part))].labels["layer"]
+        for name, part in (result.parts or {"": result}).items()
+    }
+    for layer in layers:
+        if not any(layer in labels for labels in has.values()):
+            valid = "; ".join(
+                f"{name or 'the model'} has {', '.join(map(str, labels))}"
+                for name, labels in has.items()
+            )
+            raise InputError(f"there is no layer {layer}: {valid}")
+    kept = {name: [at for at in layers if at in labels] for name, labels in has.items()}
+    if not result.parts:
+        return _part_layers(result, layers)
+    parts = {name: _part_layers(result.parts[name], some) for name, some in kept.items() if some}
+    return Contributions(signature=result.signature, parts=parts)
+
+
+def _part_layers(part: Contributions, layers: list[int]) -> Contributions:
+    norm = part.transformed_norm
+    return Contributions(
+        {name: part[name].sel(layer=layers) for name in part},
+        None if norm is None else norm.sel(layer=layers),
+        part.tokens,
+        part.key_tokens,
+        part.error,
+        part.signature,
+        None,
+        {
+            kind: {name: array.sel(layer=layers) for name, array in by_map.items()}
+            for kind, by_map in part.extras.items()
+        },
+    )
+
+
+def to_json(result: Contributions) -> bytes:
+    """The JSON form of `result.to_dict()`, and which layers the maps have."""
+    plain = result.to_dict()
+    for name, owner in (result.parts or {"": result}).items():
+        layers = {"layers": list(owner[next(iter(owner))].labels["layer"])}
+        (plain["parts"][name] if name else plain).update(layers)
+    return (json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def write_csv(result: Contributions, file: BinaryIO) -> None:
+    """The long table, one row for each cell of each map; floats with all their digits.
+
+    `part` is empty where there is one, and `head` where the heads were summed.
+    """
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for part, owner in (result.parts or {"": result}).items():
+        for name in owner:
+            writer.writerows((part, name, *row) for row in _cells(owner[name]))
+    text.flush()
+    text.detach()  # or the text layer would close the file with itself
+
+
+def _cells(array: LabelledArray) -> Iterator[tuple[Any, ...]]:
+    """layer, head, query, query_token, key, key_token, value."""
+    heads: Sequence[int | str] = array.labels.get("head", ("",))
+    queries, keys = (
+        list(zip(array.labels[axis], array.tokens[axis].strings, strict=True))
+        for axis in ("query", "key")
+    )
+    values = iter(array.values.ravel().tolist())
+    for layer in array.labels["layer"]:
+        for head in heads:
+            for query in queries:
+                for key in keys:
+                    yield (layer, head, *query, *key, next(values))
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to that takes its name when it is complete; until then the old one stays."""
+    if _is_stream(Path(path)):
+        try:
+            with Path(path).open("wb") as file:
+                yield file
+        except OSError as problem:
+            raise _cannot_write(os.fspath(path), problem) from problem
+        return
+    target = Path(path).resolve()
+    partial = _beside(target)
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            partial.chmod(target.stat().st_mode & 0o7777)  # who may read it stays as it was
+        partial.replace(target)
+    except OSError as problem:
+        raise _cannot_write(os.fspath(path), problem) from problem
+    finally:
+        with suppress(OSError):  # where it cannot be removed, it could not be made either
+            partial.unlink(missing_ok=True)
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether it is a pipe or a device: written to as it is, for it cannot be replaced."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # it is not there, or nobody may look
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _beside(target: Path) -> Path:
+    """A name for a file in the same folder, so that renaming it to the target is one step."""
+    return target.with_name(f".normscope-{uuid.uuid4().hex}.tmp")
+
+
+def _cannot_write(given: str, problem: OSError) -> InputError:
+    return InputError(
+        f"cannot write {given!r}: {problem.strerror or problem}; nothing was changed there; choose "
+        "a folder that may be written to and has room"
+    )

@@ -1,0 +1,47 @@
+"""Results and statistics as pictures. Needs the extra `plots` (matplotlib).
+
+    heatmap, compare       maps of one layer
+    scopes                 several maps of one sentence on one scale       (2021, Figure 1)
+    categories             weight and norm by layer and category           (2020, Figure 3)
+    heads                  head × layer heat maps                          (2020, Figures 4, 10-12)
+    alpha_and_norm         α against ‖f(x)‖, by category                   (2020, Figure 5)
+    frequency              against the rank of a token's frequency         (2020, Figure 6)
+    singular_values        the spectrum of f, head by head                 (2020, Figure 9)
+    mixing_ratio           by layer, of a result or of a corpus            (2021, Figure 3)
+    preserved_and_mixed    what a token keeps, what others mix in          (2021)
+    change, amplified      along the layer, through the feed-forward       (2024)
+    statistics_figures     every figure that the tables of a corpus allow
+
+Each takes a result or a table (a mapping of columns, a pandas DataFrame, or the statistics' own
+tables), draws into `ax` or `axes` if given, and returns the Axes; `ax.figure.savefig("x.pdf")`
+writes PNG, PDF or SVG. Figures are made without pyplot, so nothing is kept alive and no backend is
+chosen.
+"""
+
+from normscope.show.plots.corpus import statistics_figures
+from normscope.show.plots.lines import (
+    categories,
+    change,
+    mixing_ratio,
+    preserved_and_mixed,
+    singular_values,
+)
+from normscope.show.plots.maps import COLOURS, compare, heatmap, scopes
+from normscope.show.plots.tables import alpha_and_norm, amplified, frequency, heads
+
+__all__ = [
+    "COLOURS",
+    "alpha_and_norm",
+    "amplified",
+    "categories",
+    "change",
+    "compare",
+    "frequency",
+    "heads",
+    "heatmap",
+    "mixing_ratio",
+    "preserved_and_mixed",
+    "scopes",
+    "singular_values",
+    "statistics_figures",
+]

@@ -1,0 +1,28 @@
+"""The same view as a widget for Jupyter, Colab, VS Code and marimo. Needs the extra `notebook`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from normscope.errors import MissingExtraError
+from normscope.show.page.document import asset, code
+from normscope.show.page.encode import Results, payload
+
+
+def widget(result: Results) -> Any:
+    """A widget that shows a result, or several of the same text; it needs no network."""
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as error:
+        raise MissingExtraError("anywidget", "notebook") from error
+
+    class Viewer(anywidget.AnyWidget):
+        """Code and style travel with the widget; the data is JSON, read and never run."""
+
+        _esm = code("widget")
+        _css = asset("viewer.css")
+        data = traitlets.Unicode().tag(sync=True)
+
+    return Viewer(data=json.dumps(payload(result)))

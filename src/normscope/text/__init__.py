@@ -1,0 +1,1 @@
+"""Text in: tokens, words, and what a model can read."""

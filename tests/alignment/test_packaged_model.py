@@ -1,0 +1,119 @@
+"""The German–English model that comes with normscope, on twelve sentences aligned by hand."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import normscope
+from normscope import ExactnessError, InputError
+from normscope.alignment.aligner import FEW
+from normscope.alignment.extract import Choice
+from normscope.alignment.translator import embedded_model_path
+from normscope.alignment.words import about
+from normscope.decomposition import attention
+from normscope.kernels import quadratic_norms
+
+TWELVE = Path(__file__).parents[1] / "helpers" / "data" / "twelve.tsv"
+Link = tuple[int, int]
+
+
+def by_hand() -> list[tuple[str, str, set[Link], set[Link]]]:
+    """German, English, sure links and possible ones, the sure among them; from 0."""
+    rows = []
+    for line in TWELVE.read_text(encoding="utf-8").splitlines():
+        source, target, written = line.split("\t")
+        sure: set[Link] = set()
+        possible: set[Link] = set()
+        for link in written.split():
+            at, to = link.replace("p", "-").split("-")
+            pair = int(at) - 1, int(to) - 1
+            assert pair[0] < len(source.split())
+            assert pair[1] < len(target.split())
+            possible.add(pair)
+            if "-" in link:
+                sure.add(pair)
+        rows.append((source, target, sure, possible))
+    return rows
+
+
+def test_it_aligns_a_dozen_sentences() -> None:
+    rows = by_hand()
+    assert len(rows) == 12
+    found = normscope.align([row[0] for row in rows], [row[1] for row in rows])
+    made = sure = hits = 0
+    for one, (_, _, certain, possible) in zip(found, rows, strict=True):
+        links = set(one.links)
+        made, sure = made + len(links), sure + len(certain)
+        hits += len(links & certain) + len(links & possible)
+    best = (Choice(1, 0, "awi"), Choice(1, None, "awi"), Choice(2, None, "awo"))
+    assert found.choices == best
+    assert found.ranking == []  # nothing was guessed from twelve sentences
+    assert repr(found).startswith("Alignments of 12 pairs: ")
+    assert len(repr(found)) < 200
+    assert 1 - Fraction(hits, made + sure) == Fraction(5, 188)  # AER 2.7: docs/alignment.md
+    assert 0 < found.error < 1e-5  # cells of every layer that is read are computed again
+    assert found.signature.startswith("model:normscope-de-en|revision:none|weights:sha256=132d0541")
+
+
+@pytest.mark.parametrize("layer", ["auto", 0, 1, 2, 3])
+def test_a_wrong_map_is_refused_in_every_layer(
+    layer: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(*given: Any) -> list[Any]:
+        return [1.01 * norms for norms in quadratic_norms(*given)]
+
+    monkeypatch.setattr(attention, "quadratic_norms", wrong)
+    source, target, *_ = by_hand()[0]
+    with pytest.raises(ExactnessError, match="no alignment is made of it"):
+        normscope.align(source, target, layer=layer, head="auto" if layer == "auto" else "sum")
+
+
+def test_more_text_is_looked_at_itself() -> None:
+    rows = by_hand()
+    many = [rows[i % 12] for i in range(FEW)]
+    found = normscope.align([row[0] for row in many], [row[1] for row in many])
+    assert found.ranking != []
+
+
+def test_a_choice_that_is_left_open_keeps_to_what_was_asked() -> None:
+    source, target, *_ = by_hand()[0]
+    found = normscope.align(source, target, layer=2)
+    assert {choice.layer for choice in found.choices} == {2}
+
+
+def test_what_is_asked_for_goes_before_the_model_s_own_choice() -> None:
+    source, target, *_ = by_hand()[0]
+    by_norm = normscope.align(source, target, criterion="norm")
+    assert [one.choice for one in by_norm.ranking[:3]] == list(by_norm.choices)
+    assert len(normscope.align(source, target, combine=6).choices) == 6
+    with pytest.raises(InputError, match=r"unknown criterion 'aer'"):
+        normscope.align(source, target, criterion="aer")
+
+
+def test_a_sentence_too_long_to_translate_is_left_out_where_asked() -> None:
+    with pytest.raises(InputError, match=r"source sentence 2 gives 601 tokens.*--skip-long"):
+        normscope.translate_align(["gut .", "gut " * 600])
+    found = normscope.translate_align(["gut .", "gut " * 600, ""], skip_long=True, beams=1)
+    assert [one.skipped for one in found] == ["", "too long", "empty"]
+    assert found[0].target
+    assert not found[1].target
+
+
+def test_analyze_refuses_it_rather_than_cut_the_target_by_the_wrong_tokenizer() -> None:
+    with pytest.raises(InputError, match=r"a tokenizer of its own for the target.*align"):
+        normscope.analyze(str(embedded_model_path()), text="das haus .", target="the house .")
+
+
+def test_its_choice_stands_in_its_folder() -> None:
+    assert about(embedded_model_path()).choices[0] == (1, 0, "awi")
+
+
+def test_a_choice_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "normscope.json").write_text(json.dumps({"choices": [{"layer": 1}]}))
+    with pytest.raises(InputError, match=r"normscope\.json"):
+        about(tmp_path)

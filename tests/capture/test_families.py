@@ -1,0 +1,182 @@
+"""Families that no table names: seen exactly with no code of their own, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from normscope.errors import ExactnessError, UnsupportedModelError
+from normscope.models.architectures import randomize_
+from normscope.testing import check_architecture
+from tests.helpers.captures import captured
+
+BASE = {"vocab_size": 60, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+SIZES = BASE | {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+GPT = BASE | {
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_inner": 40,
+    "n_positions": 64,
+    "n_ctx": 64,
+}
+GROUPED = SIZES | {"num_key_value_heads": 2}
+EXPERTS = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
+BART = BASE | {
+    "d_model": 32, "encoder_layers": 3, "decoder_layers": 3, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 40, "decoder_ffn_dim": 40,
+    "max_position_embeddings": 64, "decoder_start_token_id": 2,
+}  # fmt: skip
+DEEPSEEK = SIZES | EXPERTS | {
+    "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8, "v_head_dim": 6, "head_dim": 4, "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1,
+    "topk_group": 1, "index_topk": 3, "index_n_heads": 2, "index_head_dim": 8,
+}  # fmt: skip
+HUBERT = SIZES | {
+    "conv_dim": [12, 16], "conv_kernel": [4, 3], "conv_stride": [3, 2],
+    "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
+    "feat_extract_norm": "layer",
+}  # fmt: skip
+CONVBERT = SIZES | {"embedding_size": 32, "head_ratio": 2, "conv_kernel_size": 3}
+XLNET = BASE | {"d_model": 32, "n_layer": 3, "n_head": 4, "d_inner": 40}
+
+# model class: the tiny configuration, and the attention calls of one forward pass
+SEEN: dict[str, tuple[dict[str, Any], int]] = {
+    "XLMModel": (BASE | {"emb_dim": 32, "n_layers": 3, "n_heads": 4, "pad_index": 1}, 3),
+    "Data2VecTextModel": (SIZES, 3),
+    "RoFormerModel": (SIZES | {"embedding_size": 20}, 3),
+    "BigBirdModel": (SIZES | {"attention_type": "original_full"}, 3),
+    "MobileBertModel": (SIZES | {"embedding_size": 32, "intra_bottleneck_size": 16}, 3),
+    "LayoutLMModel": (SIZES, 3),
+    "DebertaModel": (SIZES | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]}, 3),
+    "GPTBigCodeForCausalLM": (GPT, 3),
+    "CodeGenForCausalLM": (GPT | {"rotary_dim": 4}, 3),
+    "MptForCausalLM": (BASE | {"d_model": 32, "n_heads": 4, "n_layers": 3, "max_seq_len": 64}, 3),
+    "NemotronForCausalLM": (GROUPED, 3),
+    "PersimmonForCausalLM": (SIZES, 3),
+    "Starcoder2ForCausalLM": (GROUPED | {"sliding_window": 4}, 3),
+    "Exaone4ForCausalLM": (GROUPED, 3),
+    "OlmoeForCausalLM": (GROUPED | EXPERTS | {"num_experts": 4}, 3),
+    # A sparse mask, which the model makes only for the attentions that it knows by name.
+    "DeepseekV32ForCausalLM": (DEEPSEEK, 3),
+    "PLBartForConditionalGeneration": (BART, 9),
+    "BlenderbotForConditionalGeneration": (BART, 9),
+    "BeitModel": (
+        {k: v for k, v in SIZES.items() if k not in BASE} | {"image_size": 12, "patch_size": 4}, 3
+    ),
+    "HubertModel": (HUBERT, 3),
+}  # fmt: skip
+
+# model class: the tiny configuration, and what the refusal says
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "XLNetModel": (XLNET, r"^layer\.0\.rel_attn \(XLNetRelativeAttention\) ran, but"),
+    "LongformerModel": (
+        SIZES | {"attention_window": 4},
+        r"^encoder\.layer\.0\.attention\.self \(LongformerSelfAttention\) ran, but",
+    ),
+    "LEDForConditionalGeneration": (
+        BART | {"attention_window": 4},
+        r"^led\.encoder\.layers\.0\.self_attn\.\w+ \(LEDEncoderSelfAttention\) ran, but",
+    ),
+    "FunnelModel": (
+        BASE | {"d_model": 32, "n_head": 4, "d_head": 8, "d_inner": 40, "block_sizes": [1, 1]},
+        r"^encoder\.blocks\.0\.0\.attention \(FunnelRelMultiheadAttention\) ran, but",
+    ),
+    "NystromformerModel": (SIZES, r"^encoder\.layer\.0\.attention\.self: the output of its heads"),
+    "ConvBertModel": (CONVBERT, r"^encoder\.layer\.0\.attention\.self: the output of its heads"),
+    "DiffLlamaForCausalLM": (GROUPED, r"^model\.layers\.0\.self_attn: the output of its heads"),
+    # A norm between the heads and the projection.
+    "BitNetForCausalLM": (GROUPED, r"^model\.layers\.0\.self_attn: the output of its heads"),
+    "MambaForCausalLM": (
+        BASE | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
+        "^MambaForCausalLM ran without any attention",
+    ),
+    "FNetModel": (SIZES, "^FNetModel ran without any attention"),
+}
+
+# Their eager attention gives out weights that are not all it multiplies the values with.
+INEXACT = {"GraniteSWAForCausalLM": GROUPED | {"sliding_window": 4}}
+
+
+def build(name: str, tiny: dict[str, Any]) -> Any:
+    kind = getattr(transformers, name)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind(kind.config_class(**tiny)).to(torch.float64).eval()
+    randomize_(model)
+    return model
+
+
+def inputs_of(model: Any) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    if model.main_input_name == "pixel_values":
+        return {"pixel_values": torch.randn(2, 3, 12, 12, generator=generator).double()}
+    if model.main_input_name == "input_values":
+        return {"input_values": torch.randn(2, 70, generator=generator).double()}
+    ids = torch.randint(4, 60, (2, 9), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    inputs = {"input_ids": torch.where(mask.bool(), ids, 1)}
+    if "mamba" not in model.config.model_type and model.config.model_type != "fnet":
+        inputs["attention_mask"] = mask
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids[:, 1:6]
+    return inputs
+
+
+def existing(*names: str) -> list[str]:
+    """Those that the installed transformers has."""
+    return [name for name in names if hasattr(transformers, name)]
+
+
+def has_sdpa_of_its_own(model: nn.Module) -> bool:
+    """As some models had before they asked the interface: nothing can be seen of it."""
+    return any("Sdpa" in type(module).__name__ for module in model.modules())
+
+
+UNSEEN = "ran, but normscope did not see it attend"
+
+
+@pytest.mark.parametrize("name", existing(*SEEN))
+def test_seen_exactly(name: str) -> None:
+    tiny, calls = SEEN[name]
+    model = build(name, tiny)
+    if has_sdpa_of_its_own(model):
+        with pytest.raises(UnsupportedModelError, match=UNSEEN):
+            check_architecture(model, inputs_of(model))
+        return
+    proof = check_architecture(model, inputs_of(model), bound=1e-10)
+    assert sum(proof.attentions.values()) == calls
+
+
+def test_the_sparse_mask_is_the_models_own() -> None:
+    """Three keys at most, as its indexer chooses them: not what it would see without."""
+    for name in existing("DeepseekV32ForCausalLM"):
+        model = build(name, DEEPSEEK)
+        for a in captured(model, {"input_ids": inputs_of(model)["input_ids"][:1]}):
+            assert (a.alpha > 0).sum(dim=-1)[0, 0].tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("name", existing(*REFUSED))
+def test_refused_by_name(name: str) -> None:
+    tiny, message = REFUSED[name]
+    model = build(name, tiny)
+    message = UNSEEN if has_sdpa_of_its_own(model) else message
+    with pytest.raises(UnsupportedModelError, match=message):
+        check_architecture(model, inputs_of(model))
+
+
+def test_what_does_not_add_up_is_refused_by_name() -> None:
+    for name in existing(*INEXACT):
+        model = build(name, INEXACT[name])
+        told = r"^model\.layers\.\d\.self_attn .*: the parts differ"
+        with pytest.raises(ExactnessError, match=told):
+            check_architecture(model, inputs_of(model))

@@ -1,0 +1,206 @@
+"""The Triton kernels on the CPU, through Triton's interpreter.
+
+Triton decides when it is imported whether it interprets: test_triton.py runs these in a process of
+their own.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.kernel_checks import (
+    CHAINS,
+    Step,
+    check_cancelling,
+    check_flash,
+    check_gram,
+    check_quadratic,
+    check_rows,
+    kernels,
+    numbers,
+)
+from tests.helpers.profiles import examples
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def repaired_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6's takes int() of an array with one element, which NumPy 2.4 refuses."""
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
+
+
+SHAPES = [(1, 1, 1, 1), (2, 12, 7, 33), (1, 5, 17, 9), (1, 16, 3, 4), (1, 33, 5, 6), (1, 128, 2, 3)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quadratic_norms(shape: tuple[int, int, int, int]) -> None:
+    check_quadratic(shape, torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_quadratic_norms_of_other_dtypes(dtype: torch.dtype) -> None:
+    check_quadratic((2, 4, 140, 5), dtype, torch.float64)
+
+
+@pytest.mark.parametrize("steps", CHAINS)
+@pytest.mark.parametrize(("heads", "rows", "size"), [(1, 1, 1), (12, 5, 70), (17, 3, 32)])
+def test_gram_matrices(heads: int, rows: int, size: int, steps: list[Step]) -> None:
+    check_gram(heads, rows, size, steps, own=True)
+
+
+def test_gram_matrices_of_many_heads() -> None:
+    check_gram(40, 3, 20, [(True, True)], own=True)
+    check_gram(3, 4, 20, [(True, True)], own=False)
+
+
+@pytest.mark.parametrize("heads", [2, 12, 32])
+def test_cancelling_heads(heads: int) -> None:
+    check_cancelling(heads, 9, 96)
+
+
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "size", "dtype", "affine"),
+    [(1, 2, torch.float32, True), (5, 33, torch.bfloat16, True), (3, 64, torch.float16, False)],
+)
+def test_row_lengths(rows: int, size: int, dtype: torch.dtype, affine: bool, centred: bool) -> None:
+    check_rows(rows, size, dtype, centred, affine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (6, 3), (6, 2)])
+def test_flash_norms(heads: tuple[int, int], dtype: torch.dtype) -> None:
+    check_flash(heads, (37, 37), 32, dtype)
+
+
+@pytest.mark.parametrize("size", [32, 48, 80, 128, 192, 256])
+def test_flash_norms_of_head_sizes(size: int) -> None:
+    check_flash((2, 1), (5, 7), size, torch.bfloat16)
+
+
+@pytest.mark.parametrize("lengths", [(1, 1), (1, 70), (33, 33), (9, 40), (65, 130)])
+@pytest.mark.parametrize("window", [None, 1, 7])
+def test_flash_norms_of_lengths(lengths: tuple[int, int], window: int | None) -> None:
+    check_flash((4, 2), lengths, 32, torch.float32, window=window)
+
+
+@pytest.mark.parametrize("masked", ["", "padded", "added"])
+@pytest.mark.parametrize("causal", [True, False])
+def test_flash_norms_of_masks(causal: bool, masked: str) -> None:
+    check_flash((4, 2), (19, 21), 32, torch.float32, causal=causal, masked=masked, batch=2)
+
+
+def test_a_row_that_sees_nothing() -> None:
+    query, key = numbers(1, 2, 3, 32), numbers(1, 2, 3, 32)
+    mask = torch.tensor([True, False, True]).view(1, 1, 3, 1).expand(1, 1, 3, 3)
+    how = {"scaling": 0.1, "causal": False, "mask": mask}
+    lse = kernels.attention_lse(query.float(), key.float(), **how)
+    assert lse[0, :, 1].isneginf().all()
+    assert lse[0, :, ::2].isfinite().all()
+    factors = numbers(1, 3, 2, 2, dtype=torch.float32)
+    norms = kernels.flash_norms(query.float(), key.float(), lse, factors, **how)
+    assert (norms[0, 1] == 0).all()
+    assert (norms[0, ::2] > 0).all()
+
+
+def test_a_multiplier_is_one_number_for_all_places() -> None:
+    """Granite multiplies each branch by a number, which is a scale without an axis."""
+    from normscope.kernels import Linear
+    from normscope.kernels.gram import gram_matrices
+
+    value, weight = torch.randn(2, 3, 5, 4), torch.randn(3, 4, 12, dtype=torch.float64)
+    chain = [[Linear(False, torch.full((), 0.22, dtype=torch.float64))]]
+    made, expected = (
+        gram_matrices(value, weight, chain, kernels=which).matrices for which in ("triton", "torch")
+    )
+    for one, other in zip(made, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+# ---- random shapes: a few here, many in a deep run
+
+DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+STEPS = st.lists(st.tuples(st.booleans(), st.booleans()), max_size=3)
+
+
+@examples(6)
+@given(
+    shape=st.tuples(*(st.integers(1, most) for most in (3, 20, 40, 40))),
+    dtype=DTYPES,
+    made=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_quadratic_norms_of_any_shape(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, made: torch.dtype
+) -> None:
+    check_quadratic(shape, dtype, made)
+
+
+@examples(6)
+@given(
+    heads=st.integers(1, 24),
+    rows=st.integers(1, 12),
+    size=st.integers(2, 100),
+    steps=STEPS,
+    own=st.booleans(),
+)
+def test_gram_matrices_of_any_shape(
+    heads: int, rows: int, size: int, steps: list[Step], own: bool
+) -> None:
+    check_gram(heads, rows, size, steps, own)
+
+
+@examples(4)
+@given(
+    rows=st.integers(1, 12),
+    size=st.integers(2, 100),
+    dtype=DTYPES,
+    centred=st.booleans(),
+    affine=st.booleans(),
+)
+def test_row_lengths_of_any_shape(
+    rows: int, size: int, dtype: torch.dtype, centred: bool, affine: bool
+) -> None:
+    check_rows(rows, size, dtype, centred, affine)
+
+
+@examples(6)
+@given(
+    heads=st.sampled_from([(1, 1), (2, 1), (4, 2), (6, 2), (6, 3), (8, 8)]),
+    lengths=st.tuples(st.integers(1, 40), st.integers(0, 30)),
+    size=st.sampled_from([16, 32, 40, 64]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    causal=st.booleans(),
+    window=st.none() | st.integers(1, 20),
+    masked=st.sampled_from(["", "padded", "added"]),
+    batch=st.integers(1, 2),
+)
+def test_flash_norms_of_any_shape(
+    heads: tuple[int, int],
+    lengths: tuple[int, int],
+    size: int,
+    dtype: torch.dtype,
+    causal: bool,
+    window: int | None,
+    masked: str,
+    batch: int,
+) -> None:
+    queries, before = lengths
+    window = window if causal else None
+    check_flash(heads, (queries, queries + before), size, dtype, causal, window, masked, batch)
