@@ -14,8 +14,8 @@ import normscope
 from normscope.capture import scores, seam
 from normscope.capture.layout import Layout
 from normscope.capture.seam import why_not_fused
-from normscope.decomposition.maps import available
-from normscope.decomposition.rows import check_reductions
+from normscope.decomposition.available import available
+from normscope.decomposition.reductions import check_reductions
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from tests.helpers.tiny import tokenizer
@@ -112,7 +112,7 @@ def test_left_padding_and_a_window() -> None:
 
 
 def test_long_inputs_are_fused_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normscope.engine.runner.LONG", 8)
+    monkeypatch.setattr("normscope.engine.run.LONG", 8)
     model, inputs = tiny_model("llama"), tiny_inputs("llama")
     assert "path:fused" in normscope.analyze_inputs(model, inputs)[0].signature
     each = normscope.analyze_inputs(model, inputs, heads="each")[0]
@@ -275,7 +275,7 @@ def test_weights_that_are_wrong_for_one_query_are_seen(monkeypatch: pytest.Monke
         with pytest.raises(ExactnessError, match='try attention="eager"'):
             normscope.analyze_inputs(model, inputs, attention="fused", **how)
     # Left to itself it goes back to eager attention.
-    monkeypatch.setattr("normscope.engine.runner.LONG", 8)
+    monkeypatch.setattr("normscope.engine.run.LONG", 8)
     assert "path:interface" in normscope.analyze_inputs(model, inputs)[0].signature
 
 

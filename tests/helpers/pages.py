@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import normscope
 from normscope import Contributions, LabelledArray
-from normscope.engine.labels import named, with_residual
+from normscope.engine.batch import named, with_residual
 from normscope.text.tokens import Tokens
 
 SENTENCE = ("[CLS]", "the", "cat", "##s", "sat", "on", "the", "mat", ".", "[SEP]")

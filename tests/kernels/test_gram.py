@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 import normscope
 from normscope.capture import scores
-from normscope.decomposition.maps import available
+from normscope.decomposition.available import available
 from normscope.errors import InputError
 from normscope.kernels import Linear, Scratch, backend, gram
 from normscope.models.architectures import tiny_inputs, tiny_model

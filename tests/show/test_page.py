@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import normscope
 from normscope import Contributions, InputError, LabelledArray
-from normscope.decomposition.maps import NAMES
+from normscope.decomposition.scopes import NAMES
 from normscope.models.architectures import tiny_model
 from normscope.show.page import encode, formulas, gather, page, payload, show, write
 from normscope.show.page.document import asset, code

@@ -26,7 +26,7 @@ from normscope.alignment.extract import Choice, Consume, Extractor, Head, cross_
 from normscope.alignment.gradients import Gradients, gradient_maps
 from normscope.alignment.links import Links
 from normscope.alignment.translator import Translator
-from normscope.decomposition.attention import MAPS
+from normscope.decomposition.scopes import HEAD_MAPS as MAPS
 from normscope.errors import InputError
 
 AUTO = "auto"

@@ -430,9 +430,7 @@ def _signature(
         known = identity(back.model)
         told |= {"reverse_model": f"{known['name']}/sha256={weights_hash(back.model)}"}
     told["dtype"] = str(parameter_of(forward.model).dtype).removeprefix("torch.")
-    made = Signature(forward.model, forward.source, told)
-    made.path = "cross"
-    return made
+    return Signature(forward.model, forward.source, told, path="cross")
 
 
 def map_name(choice: Choice) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from normscope.alignment.words import FRAME, Side
-from normscope.decomposition.attention import Positions
 from normscope.errors import InputError
 from normscope.foundation.shapes import Bool, Float
 
@@ -73,15 +71,6 @@ class Batch:
     to_target: dict[str, Float[Tensor, "batch target query"]]  # by reading
     sources: list[int]  # words of each
     targets: list[int]
-
-    @cached_property
-    def positions(self) -> Positions:
-        """Which are real, and the cells that are computed again."""
-        keys = self.keys
-        if keys is None:
-            count = self.inputs["input_features"].shape[-1] // 2  # Whisper's second convolution
-            keys = torch.ones(len(self.rows), count, dtype=torch.bool, device=self.queries.device)
-        return Positions(self.queries, keys)
 
     def words(
         self, values: Float[Tensor, "batch channel query key"], reading: str

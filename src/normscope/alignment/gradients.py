@@ -18,9 +18,9 @@ from torch import Tensor
 
 from normscope.alignment.batches import Batch, Pair, batches, budget_of
 from normscope.alignment.extract import Consume
-from normscope.engine.runner import evaluating
 from normscope.errors import InputError
 from normscope.foundation.shapes import Float
+from normscope.models.running import evaluating
 
 METHODS = ("saliency", "smoothgrad")
 

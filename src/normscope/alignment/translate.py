@@ -10,7 +10,7 @@ import torch
 from normscope.alignment.batches import budget_of
 from normscope.alignment.translator import Translator
 from normscope.alignment.words import Side, encode_sides
-from normscope.engine.runner import evaluating
+from normscope.models.running import evaluating
 
 
 def translate(

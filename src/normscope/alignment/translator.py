@@ -20,9 +20,9 @@ from normscope.alignment.words import (
     encode_sides,
     language_codes,
 )
-from normscope.engine.runner import accepted_by
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.models import load
+from normscope.models.running import accepted_by
 from normscope.text.limits import embedding_table, max_length_of
 
 Sentences = Sequence[Sequence[str]]

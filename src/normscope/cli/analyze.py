@@ -13,10 +13,10 @@ import typer
 from normscope.cli import picture
 from normscope.cli.options import Debug, Device, Dtype, Model, Revision
 from normscope.cli.quiet import quiet
-from normscope.decomposition.attention import MAPS
+from normscope.decomposition.scopes import HEAD_MAPS as MAPS
+from normscope.engine.options import AnalysisOptions
 from normscope.errors import InputError
 from normscope.measures.analysis import analyze as run_analysis
-from normscope.measures.analysis import check_maps
 from normscope.results import files as export
 from normscope.show import terminal as report
 
@@ -157,10 +157,10 @@ def analyze(
     categories = _categories(category or [])
     if ("category" in reductions) != bool(categories):
         raise InputError("--reduce category and --category NAME=TOKEN go together: give both")
-    check_maps(  # this and the next checks before the model is loaded
+    AnalysisOptions(  # this and the next checks before the model is loaded
         names, heads, ff_bias, memory,
         attention=attention, reduce=reductions, categories=categories,
-    )  # fmt: skip
+    ).checked()  # fmt: skip
     if reductions and layer:
         raise InputError("--layer chooses among maps, and --reduce keeps none: leave one out")
     if reductions and output is not None and output != export.STDOUT:

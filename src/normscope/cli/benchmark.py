@@ -37,12 +37,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 import normscope
-from normscope.capture import Capture, capture
+from normscope.capture import Capture
 from normscope.capture.layers import layers_of
-from normscope.decomposition.maps import NAMES, available
-from normscope.engine.collector import Options
-from normscope.engine.runner import Runner
+from normscope.decomposition.available import available
+from normscope.decomposition.layer import LayerView
+from normscope.decomposition.scopes import NAMES
+from normscope.engine.batch import Batch
+from normscope.engine.options import AnalysisOptions
+from normscope.engine.run import AttentionPath, Engine, look
 from normscope.errors import ExactnessError, InputError
+from normscope.measures.maps import Maps
 from normscope.models import identity, load
 from normscope.models.layouts import FeedForward
 from normscope.results.signature import Signature
@@ -154,12 +158,18 @@ def ours(
 ) -> Callable[[], Any]:
     """Normscope on one batch; on a GPU the maps stay there, as the outputs of a plain pass do."""
     names = ("mixing_ratio", "top16") if reduce else ()
-    options = Options(attention="fused" if reduce else "auto", reduce=names)
-    runner = Runner(model, maps, options, Signature(model, None, {}))
+    attention: AttentionPath = "fused" if reduce else "auto"
+    options = AnalysisOptions(maps, attention=attention, reduce=names).checked()
+    measure = Maps(model, options, Signature(model, None, {}))
+    engine = Engine(model, [measure], attention)
+
+    def in_hand() -> Any:
+        return engine.finish(engine.start(Batch(model, inputs)))
+
     if next(model.parameters()).device.type == "cpu" or reduce:
-        return lambda: runner.run(inputs)
-    runner.run(inputs)  # judged once
-    return lambda: runner.collect(inputs)
+        return in_hand
+    in_hand()  # judged once
+    return lambda: engine.measured(Batch(model, inputs))
 
 
 def _ff_operations(model: Any, batch: int, tokens: int) -> int:
@@ -184,10 +194,14 @@ def _ff_operations(model: Any, batch: int, tokens: int) -> int:
 
 def _shape(model: Any) -> dict[str, int]:
     """Attention calls of a pass, and heads and hidden size, as a short pass shows them."""
-    with torch.no_grad(), capture(model) as calls:
-        model(**inputs_of(model, 1, 4))
-    one = calls[0]
-    return {"layers": len(calls), "heads": one.alpha.shape[1], "hidden": one.output.shape[-1]}
+    shapes: list[tuple[int, int]] = []
+
+    def note(view: LayerView) -> None:
+        shapes.append((view.captured.shape[1], view.captured.output.shape[-1]))
+
+    look(model, inputs_of(model, 1, 4), note)
+    heads, hidden = shapes[0]
+    return {"layers": len(shapes), "heads": heads, "hidden": hidden}
 
 
 def _matmul(settings: Settings) -> Work:
@@ -206,8 +220,12 @@ def _dense(settings: Settings, model: Any, inputs: Any, tokens: int) -> Iterator
     kept: list[Capture] = []
     wanted = shape["layers"] if 8 * cells <= ONE_LAYER else 1
     if 4 * cells <= most:  # or none will be built
-        with capture(model, lambda one: kept.append(one) if len(kept) < wanted else None):
-            model(**inputs)
+
+        def keep(view: LayerView) -> None:
+            if len(kept) < wanted:
+                kept.append(view.captured)
+
+        look(model, inputs, keep)
     times = shape["layers"] // wanted
     for dtype in (torch.float64, torch.float32):
         name, size = str(dtype).replace("torch.", "dense "), dtype.itemsize * cells

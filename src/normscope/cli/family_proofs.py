@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from normscope.decomposition.maps import available
+from normscope.decomposition.available import available
 from normscope.models import architectures
 from normscope.testing import FullPrecision, check_architecture, check_layers
 

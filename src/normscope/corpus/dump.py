@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from normscope.corpus.sequences import batches
-from normscope.engine.runner import accepted_by
 from normscope.measures.analysis import analyze_inputs
 from normscope.measures.statistics import Row
+from normscope.models.running import accepted_by
 from normscope.results.arrays import import_tables
 from normscope.results.files import whole_file
 from normscope.text.tokens import Encoded, Tokens, pad

@@ -16,7 +16,7 @@ import torch
 from normscope.corpus.records import Problem, Record
 from normscope.corpus.sequences import Encoder, batches
 from normscope.corpus.stream import Block
-from normscope.engine.halving import halves
+from normscope.engine.batches import halves
 from normscope.errors import ExactnessError, InputError
 from normscope.measures.statistics import Measurer, Row, Settings, State, Statistic, merge
 

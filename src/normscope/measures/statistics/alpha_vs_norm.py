@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normscope.kernels import Scratch
 from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.hashing import SCATTER, begin, fold, nonnegative
 from normscope.measures.statistics.joint import add_up, correlation, count_pairs
 from normscope.measures.statistics.ranks import spearman
@@ -106,7 +106,7 @@ class AlphaVersusNorm:
             return places
         return places[order[places].topk(self.settings.scatter, largest=False).indices]
 
-    def measure(self, batch: Batch) -> State:
+    def measure(self, batch: MeasuredBatch) -> State:
         def joined(name: str) -> Any:
             return np.concatenate(batch.lists(name))
 

@@ -20,7 +20,7 @@ from normscope.errors import InputError
 from normscope.results.arrays import import_tables
 
 if TYPE_CHECKING:
-    from normscope.measures.statistics.batch import Batch, Layer
+    from normscope.measures.statistics.batch import Layer, MeasuredBatch
 
 NAMES = (
     *("dispersion", "categories", "alpha_vs_norm", "frequency"),
@@ -141,7 +141,7 @@ class Statistic(Protocol):
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         """What is needed of one layer of a batch: small tensors, each with a row axis first."""
 
-    def measure(self, batch: Batch) -> State:
+    def measure(self, batch: MeasuredBatch) -> State:
         """The state of a batch, from what was observed of all its layers."""
 
     def merge(self, one: State, other: State) -> State:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import grid, means, with_interval
 
 MEASURES = ("alpha", "weighted_norm", "transformed_norm")
@@ -32,7 +32,7 @@ class Categories:
             "column_weight": layer.column_weight,
         }
 
-    def measure(self, batch: Batch) -> State:
+    def measure(self, batch: MeasuredBatch) -> State:
         norm, weight = batch["transformed_norm"], batch["column_weight"].astype(float)
         names = batch.vocabulary.names
         of = (batch.category[..., None] == np.arange(len(names))) & batch.real[..., None]

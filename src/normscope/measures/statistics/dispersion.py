@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import (
     grid,
     merge_moments,
@@ -30,7 +30,7 @@ class Dispersion:
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         return {"transformed_norm": layer.transformed_norm, "input_norm": layer.input_norm}
 
-    def measure(self, batch: Batch) -> State:
+    def measure(self, batch: MeasuredBatch) -> State:
         made = {}
         for name in ("transformed_norm", "input_norm"):
             values = np.moveaxis(batch[name], -1, 1)  # row token layer (head)

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.decomposition.scopes import ANALYSES
 from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import ANALYSES, Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.ranks import spearman
 
 LIMIT = 2**18  # distinct pairs of token and value up to which nothing is rounded
@@ -37,7 +38,7 @@ class Frequency:
             "ratios": layer.ratios,
         }
 
-    def measure(self, batch: Batch) -> State:
+    def measure(self, batch: MeasuredBatch) -> State:
         if self.settings.ranks == "corpus":  # the ids themselves, to be counted at the end
             group, chosen = batch.ids, batch.real
         else:
@@ -64,7 +65,7 @@ class Frequency:
             for name, found in values.items()
         }
 
-    def _ranks(self, batch: Batch) -> NDArray[np.int64]:
+    def _ranks(self, batch: MeasuredBatch) -> NDArray[np.int64]:
         if self._known is None or self._known[0] is not batch.vocabulary:
             self._known = batch.vocabulary, batch.vocabulary.ranks(self.settings.ranks)
         return self._known[1]

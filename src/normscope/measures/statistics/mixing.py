@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from normscope.decomposition.scopes import ANALYSES
 from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import ANALYSES, Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import add, grid, means, with_interval
 from normscope.measures.statistics.ranks import spearman
 from normscope.measures.statistics.vocabulary import OTHERS
@@ -26,7 +27,7 @@ class Mixing:
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         return {"ratios": layer.ratios}
 
-    def measure(self, batch: Batch) -> State:
+    def measure(self, batch: MeasuredBatch) -> State:
         ratios = 100 * batch["ratios"]  # row layer analysis query
         real = batch.real[:, None, None]
         names, of = self._categories(batch)
@@ -47,7 +48,7 @@ class Mixing:
             "layers": np.tensordot(batch.weights, mean * present[:, :, None, None], 1),
         }
 
-    def _categories(self, batch: Batch) -> tuple[list[str], Any]:
+    def _categories(self, batch: MeasuredBatch) -> tuple[list[str], Any]:
         """Names, and which token is in which, (row, token, category); the last is all tokens."""
         vocabulary, real, masked = batch.vocabulary, batch.real, batch.masked
         if vocabulary.given:
@@ -123,8 +124,8 @@ class PreserveMix:
             made["norm_scale"] = scale
         return made
 
-    def measure(self, batch: Batch) -> State:
-        first = batch.noted[0]
+    def measure(self, batch: MeasuredBatch) -> State:
+        first = batch.names
         scopes = [name for name in ANALYSES if f"{name}_mixed" in first]
         kept = [f"{name}_{part}" for name in scopes for part in ("preserved", "mixed")]
         columns = ["input_norm", "total_norm", *kept, *(n for n in ("norm_scale",) if n in first)]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.decomposition.maps import NAMES
+from normscope.decomposition.scopes import NAMES
 from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray, merge_words
 from normscope.results.contributions import Contributions

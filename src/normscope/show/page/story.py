@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from normscope.decomposition.maps import available
+from normscope.decomposition.available import available
 from normscope.measures.analysis import analyze
 from normscope.models import load
 from normscope.results.contributions import Contributions

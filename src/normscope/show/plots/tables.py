@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.decomposition.maps import NAMES
+from normscope.decomposition.scopes import NAMES
 from normscope.errors import InputError
 from normscope.show.plots.style import (
     COLOUR_MAP,
