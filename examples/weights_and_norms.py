@@ -1,6 +1,6 @@
 """Draw attention weights beside norms for one sentence and one layer.
 
-The weights are largest for [CLS] in every row. The norms are largest for the verb and its object.
+The weights are largest for [CLS] in every row. In most rows, the norms are largest for a verb.
 """
 
 import sys
