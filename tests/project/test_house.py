@@ -129,7 +129,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 def test_the_order_is_that_of_the_architecture_page() -> None:
     """Its table has every step that there is, in this order."""
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    table = text.partition("## Each module's one job")[2].partition("\n## ")[0]
+    table = text.partition("## Each folder's one job")[2].partition("\n## ")[0]
     first_column = re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)
     named = re.findall(r"`([a-z_]+)/?`", " ".join(first_column))
     assert named == ORDER
