@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normscope.capture import Capture, capture, eager
+from normscope.capture.inventory import configs_of
 from normscope.capture.layers import LayerCapture, capture_layers
-from normscope.capture.layout import configs_of
 from normscope.decomposition.attention import (
     BOUNDS,
     MAPS,

@@ -23,7 +23,7 @@ from normscope.decomposition.block import Factored, Known, Norm, Parts
 from normscope.decomposition.feedforward import FeedForward, FFBias, Measured, Weights
 from normscope.decomposition.norms import norm_of
 from normscope.foundation.shapes import Float
-from normscope.kernels import Kernels, Linear, Scratch, fused
+from normscope.kernels import Kernels, Linear, RowInputs, Scratch, triton_for
 from normscope.models.layouts import Attention, Experts, Layout, activation_of, part
 
 Kind = Literal["self", "cross"]
@@ -168,7 +168,7 @@ class LayerDecomposition:
 
     def _known_in_one_pass(self, chosen: Sequence[str]) -> dict[str, Known] | None:
         """The lengths that scopes need, by one kernel, where the block is a plain one."""
-        triton = fused(self.alone.kernels, self.captured.device)
+        triton = triton_for(self.alone.kernels, self.captured.device)
         block, own, residual = self.block, self.alone.grams.diagonal, self.captured.residual
         plain = block.branch is None and block.scale is None and not self.layer.layout.parallel
         plain = plain and not (block.after and "atb_ln" in chosen)
@@ -183,13 +183,14 @@ class LayerDecomposition:
             form = norm.parameters
             how |= {"gamma": form.scale, "beta": form.bias, "centred": form.centred}
             how |= {"eps": form.eps, "after_norm": _rows(self.layer.output_of(path or ""))}
-        found = triton.row_lengths(
+        rows = RowInputs(
             _rows(self.alone.reconstructed),
             _rows(self.captured.output),
             bias=self.alone.bias,
             own=_rows(own),
             **how,
         )
+        found = triton.row_lengths(rows)
         shape = residual.shape[:2]
 
         def known(own: Tensor, others: Tensor, bias: Tensor, gap: Tensor, weight: Any) -> Known:

@@ -239,9 +239,9 @@ def check_maps_of(model: nn.Module, wanted: Sequence[str]) -> None:
 
 
 def _refuse_unknown_layers(model: nn.Module) -> None:
-    from normscope.capture.layout import Layout
+    from normscope.capture.inventory import Inventory
 
-    for module in Layout(model).attention:
+    for module in Inventory(model).attention:
         path = next(name for name, m in model.named_modules() if m is module)
         layer_of(model, path)  # raises, and says how to describe a layer
     raise UnsupportedModelError(

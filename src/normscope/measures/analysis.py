@@ -22,7 +22,7 @@ from normscope.engine.judged import Results
 from normscope.engine.labels import OTHER, named
 from normscope.engine.runner import Runner, accepted_by
 from normscope.errors import InputError
-from normscope.kernels.backend import check_kernels, fused
+from normscope.kernels.backend import check_kernels, triton_for
 from normscope.models import load
 from normscope.results.arrays import take
 from normscope.results.contributions import Contributions
@@ -417,13 +417,14 @@ def _signature(
     model: nn.Module, tokenizer: Any, maps: tuple[str, ...], options: Options
 ) -> Signature:
     parameter = next(model.parameters())
+    triton = triton_for(options.kernels, parameter.device)
     settings = {
         "maps": ",".join(maps),
         "heads": options.heads,
         **({"ff_bias": options.ff_bias} if any("_ff" in name for name in maps) else {}),
         **({"reduce": ",".join(options.reduce)} if options.reduce else {}),
         **({"categories": json.dumps(options.categories)} if options.categories else {}),
-        **({"kernels": "triton"} if fused(options.kernels, parameter.device) is not None else {}),
+        **({"kernels": "triton"} if triton is not None else {}),
         "dtype": str(parameter.dtype).removeprefix("torch."),
     }
     return Signature(model, tokenizer, settings)
