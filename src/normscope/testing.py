@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normscope.capture import eager
-from normscope.capture.layout import configs_of
+from normscope.capture.inventory import configs_of
 from normscope.decomposition.available import check_available
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerView

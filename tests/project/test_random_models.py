@@ -22,8 +22,8 @@ from torch import Tensor
 
 import normscope
 from normscope.capture import Capture, scores
-from normscope.capture.layout import Layout
-from normscope.capture.seam import why_not_fused
+from normscope.capture.interface import why_not_fused
+from normscope.capture.inventory import Inventory
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import NAMES
@@ -254,7 +254,7 @@ def test_the_fast_form_is_the_dense_one(case: Case) -> None:
 def test_the_fused_form_is_the_eager_one(case: Case, block: int) -> None:
     model, inputs = case.model(), case.inputs()
     factored = [name for name in maps_of(model) if "_ff" not in name]
-    if why_not_fused(Layout(model)) is not None:
+    if why_not_fused(Inventory(model)) is not None:
         with pytest.raises(normscope.UnsupportedModelError, match="not possible here"):
             normscope.analyze_inputs(model, inputs, attention="fused")
         return

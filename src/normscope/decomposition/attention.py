@@ -27,11 +27,11 @@ from normscope.kernels import (
     Scratch,
     cholesky,
     flash_norms,
-    fused,
     gram_matrices,
     product_grams,
     products_of,
     quadratic_norms,
+    triton_for,
 )
 from normscope.kernels.products import LARGEST
 
@@ -99,7 +99,7 @@ class AttentionDecomposition:
         """Whether Gram matrices are made from products of W_O with itself."""
         projection, device = self.captured.projection, self.captured.device
         small = projection.weight.shape[0] * projection.weight.shape[1] <= LARGEST
-        on_cpu = device.type == "cpu" and fused(self.kernels, device) is None
+        on_cpu = device.type == "cpu" and triton_for(self.kernels, device) is None
         return small and on_cpu and projection.module is not None
 
     def _own_vectors(self, single: Float[Tensor, "batch head key"]) -> Tensor | None:
@@ -121,7 +121,7 @@ class AttentionDecomposition:
         """Whether the weights are made inside the kernels that need them."""
         weights = self.captured.weights
         unwritten = isinstance(weights, Scores) and weights.query.element_size() == 2
-        return unwritten and fused(self.kernels, self.captured.device) is not None
+        return unwritten and triton_for(self.kernels, self.captured.device) is not None
 
     def rows(self, weights: bool) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
         """Yield blocks of queries: their weights if wanted, and ‖L Σ_h αf‖ for each L measured."""

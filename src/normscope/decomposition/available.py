@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from normscope.capture.inventory import Inventory
 from normscope.capture.layers import layers_of
-from normscope.capture.layout import Layout as ModelModules
 from normscope.decomposition.layer import Kind, scopes_of
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
 from normscope.errors import InputError, UnsupportedModelError
@@ -52,7 +52,7 @@ def check_available(model: nn.Module, wanted: Sequence[str]) -> None:
 
 
 def _refuse_unknown_layers(model: nn.Module) -> None:
-    for module in ModelModules(model).attention:
+    for module in Inventory(model).attention:
         path = next(name for name, m in model.named_modules() if m is module)
         layer_of(model, path)  # raises, and says how to describe a layer
     raise UnsupportedModelError(

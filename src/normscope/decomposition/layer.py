@@ -31,7 +31,7 @@ from normscope.decomposition.maps import KEEP_NOTHING, Reduce, ScopeMap
 from normscope.decomposition.norms import norm_of
 from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Scope, Station
 from normscope.foundation.shapes import Float
-from normscope.kernels import Kernels, Linear, Scratch, fused
+from normscope.kernels import Kernels, Linear, RowInputs, Scratch, triton_for
 from normscope.models.layouts import Attention, Experts, Layout, activation_of, part
 
 Kind = Literal["self", "cross"]
@@ -378,18 +378,20 @@ class LayerView:
     ) -> dict[str, ScopeMap] | None:
         """Measure scopes by one Triton kernel where the block is a plain one, else return None."""
         ends = {self._station(name) for name in chosen}
-        triton = fused(self.attention.kernels, self.captured.device)
+        triton = triton_for(self.attention.kernels, self.captured.device)
         if triton is None or not self.how.rebuilt or not self._is_plain(ends):
             return None
         own, shape = self.attention.grams.diagonal, self.captured.output.shape[:2]
         assert own is not None
         further, norm = self._kernel_arguments(ends)
         rows = triton.row_lengths(
-            self.attention.reconstructed.flatten(0, 1),
-            self.captured.output.flatten(0, 1),
-            bias=self.attention.bias,
-            own=own.flatten(0, 1),
-            **further,
+            RowInputs(
+                self.attention.reconstructed.flatten(0, 1),
+                self.captured.output.flatten(0, 1),
+                bias=self.attention.bias,
+                own=own.flatten(0, 1),
+                **further,
+            )
         )
         share = self.attention.bias_length()
         found: dict[Station, tuple[Tensor, Tensor, Tensor, Tensor, Any]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +20,9 @@ from normscope.engine.batches import by_length, halves, out_of_memory
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import run
 from normscope.errors import InputError
-from normscope.kernels.backend import fused
+from normscope.kernels.backend import triton_for
 from normscope.measures.maps import Maps
-from normscope.models import load
+from normscope.models.loading import resolve
 from normscope.models.running import accepted_by
 from normscope.results.arrays import take
 from normscope.results.contributions import Contributions
@@ -169,7 +170,7 @@ def analyze_inputs(
     options = AnalysisOptions(
         maps, heads, ff_bias, memory, attention, kernels, reduce, categories
     ).checked()
-    model = _module(model)
+    model, _ = resolve(model)
     check_available(model, options.maps)
     if not isinstance(inputs, Mapping) or not any(isinstance(v, Tensor) for v in inputs.values()):
         raise InputError(
@@ -192,12 +193,8 @@ def analyze_inputs(
 
 def _resolve(model: Any, tokenizer: Any, **where: Any) -> tuple[Any, Any, bool]:
     """Return the model, its tokenizer, and whether the model was loaded for this call alone."""
-    loaded = model is None or isinstance(model, str) or hasattr(model, "__fspath__")
-    if loaded:
-        model, own = load(model if model is None else str(model), **where)
-        tokenizer = own if tokenizer is None else tokenizer
-    else:
-        model = _module(model)
+    loaded = isinstance(model, str | os.PathLike)
+    model, tokenizer = resolve(model, tokenizer, **where)
     if tokenizer is None:
         raise InputError(
             "no tokenizer was given; use analyze(model, tokenizer, text), or give the model by "
@@ -206,23 +203,13 @@ def _resolve(model: Any, tokenizer: Any, **where: Any) -> tuple[Any, Any, bool]:
     return model, tokenizer, loaded
 
 
-def _module(model: Any) -> Any:
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            "model is a transformers model, a folder or a hub name, but was given "
-            f"{type(model).__name__}"
-        )
-    # A compiled model shares its parameters with the one that it was made from.
-    return getattr(model, "_orig_mod", model)
-
-
 def _signature(model: nn.Module, tokenizer: Any, options: AnalysisOptions) -> Signature:
     parameter = next(model.parameters())
     settings = options.describe()
     if options.categories:
         settings["categories"] = json.dumps(options.categories)
     kernels: Any = options.kernels
-    if fused(kernels, parameter.device) is not None:
+    if triton_for(kernels, parameter.device) is not None:
         settings["kernels"] = "triton"
     settings["dtype"] = str(parameter.dtype).removeprefix("torch.")
     return Signature(model, tokenizer, settings)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import Capture
-from normscope.capture.layout import Layout
+from normscope.capture.inventory import Inventory
 from normscope.capture.projection import affine
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.norms import read_norm
@@ -145,7 +145,7 @@ def affine_maps(
 ) -> list[AffineMap]:
     """W_V, b_V, W_O and b_O of each layer of one stack, wherever the model keeps them."""
     _check_model(model)
-    layout = Layout(model)
+    layout = Inventory(model)
     found: dict[tuple[str, str], list[AffineMap]] = {}  # by stack and kind
     calls: list[_Call] = []  # of linear modules, since the last attention
     arguments: dict[nn.Module, list[Tensor]] = {}  # attention module -> what it was given

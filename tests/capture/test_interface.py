@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from normscope.capture import Capture, capture
+from normscope.capture.interface import NAME
 from normscope.models.architectures import tiny_inputs
 from tests.helpers.captures import captured, identical, model_of, run, same_captures, state
 
@@ -196,3 +197,18 @@ def test_a_mask_function_is_not_invented_for_an_attention_without_one() -> None:
         run(other, inputs)
     assert masks == [None] * 6
     assert torch.equal(captures[0].alpha.triu(1), torch.zeros_like(captures[0].alpha))
+
+
+def test_what_stays_behind_is_one_entry_in_each_table() -> None:
+    """Which no model uses, unless its configuration names it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    tables: list[Any] = [AttentionInterface(), AttentionMaskInterface()]
+    model, inputs = model_of("llama"), tiny_inputs("llama")
+    captured(model, inputs)
+    kept = [dict(table) for table in tables]
+    assert all(NAME in table for table in kept)
+    for name in ("llama", "bloom", "marian"):
+        captured(model_of(name), tiny_inputs(name))
+    assert [dict(table) for table in tables] == kept
+    assert model.config._attn_implementation == "sdpa"

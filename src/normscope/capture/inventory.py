@@ -1,4 +1,4 @@
-"""Where things are in a model: its layer lists, attention modules, norms and linear maps."""
+"""Find what matters in a model: its layer lists, attention modules, norms and linear maps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _TABLE = "ALL_ATTENTION_FUNCTIONS"  # what transformers' modules call their Atte
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a module stands: its path, and the layer list (outermost and innermost) around it."""
+class Location:
+    """The path of a module and of the layer lists (outermost and innermost) around it."""
 
     name: str
     stack: str  # path of the outermost ModuleList around it
@@ -27,28 +27,28 @@ class Place:
     block: str  # path of its element of the innermost list
 
 
-class Layout:
-    """The modules of a model that matter here, found once per installation."""
+class Inventory:
+    """The modules of a model that a capture needs; ``inventory[module]`` is their location."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.configs = configs_of(model)
         self.named = named = dict(named_modules(model))
         lists = frozenset(name for name, m in named.items() if isinstance(m, nn.ModuleList))
-        self.places: dict[nn.Module, Place] = {}
+        self.locations: dict[nn.Module, Location] = {}
         for name, module in named.items():
-            self.places.setdefault(module, _place(name, lists))
-        attending = [m for m in self.places if _is_attention(type(m))]
-        stacks = {self.places[m].stack for m in attending if self.places[m].stack}
-        self.linear = [m for m in self.places if is_linear(m)]
-        self.norms = [m for m in self.places if "norm" in type(m).__name__.lower()]
-        self.attention = [m for m in attending if self.places[m].stack]
-        self.blocks = {named[self.places[m].block] for m in self.attention}
+            self.locations.setdefault(module, _locate(name, lists))
+        attending = [m for m in self.locations if _is_attention(type(m))]
+        stacks = {self.locations[m].stack for m in attending if self.locations[m].stack}
+        self.linear = [m for m in self.locations if is_linear(m)]
+        self.norms = [m for m in self.locations if "norm" in type(m).__name__.lower()]
+        self.attention = [m for m in attending if self.locations[m].stack]
+        self.blocks = {named[self.locations[m].block] for m in self.attention}
         self.elements = {child: stack for stack in stacks for child in named[stack].children()}
-        self.owners: dict[nn.Module, list[str]] = {}
+        self.owners: dict[nn.Module, list[str]] = {}  # the modules that hold stacks
         for stack in stacks:
             self.owners.setdefault(named[stack.rpartition(".")[0]], []).append(stack)
-        # Attention written out by hand: innermost, and never asking for the interface.
+        # Innermost attention modules that do not call transformers' attention interface.
         self.handmade = [
             m
             for m in self.attention
@@ -56,21 +56,25 @@ class Layout:
             and not any(_is_attention(type(child)) for child in modules(m) if child is not m)
         ]
 
-    def __getitem__(self, module: nn.Module) -> Place:
-        return self.places[module]
+    def __getitem__(self, module: nn.Module) -> Location:
+        return self.locations[module]
 
     def __contains__(self, module: nn.Module) -> bool:
-        return module in self.places
+        return module in self.locations
+
+    def described(self, module: nn.Module) -> str:
+        """Return the path and the class of a module, for error messages."""
+        return f"{self.locations[module].name} ({type(module).__name__})"
 
 
 @functools.lru_cache(2**14)
-def _place(name: str, lists: frozenset[str]) -> Place:
+def _locate(name: str, lists: frozenset[str]) -> Location:
     parts = name.split(".")
     inside = [i for i in range(1, len(parts)) if ".".join(parts[:i]) in lists]
     if not inside:
-        return Place(name, "", "", "")
+        return Location(name, "", "", "")
     outer, inner = inside[0], inside[-1]
-    return Place(
+    return Location(
         name, ".".join(parts[:outer]), ".".join(parts[: outer + 1]), ".".join(parts[: inner + 1])
     )
 
@@ -81,16 +85,18 @@ def _is_attention(cls: type) -> bool:
 
 @functools.cache
 def _functions(cls: type) -> tuple[Any, ...]:
-    """The plain functions of a class and its bases, decorators taken off.
+    """The plain functions of a class and its bases, without decorators.
 
-    Not those of the library's common base classes, which speak of every attention there is.
+    Those of transformers' common base classes are left out: they mention every kind of attention.
     """
-    own = [
-        b for b in cls.__mro__ if b.__module__ not in ("transformers.modeling_utils", "builtins")
+    bases = [
+        base
+        for base in cls.__mro__
+        if base.__module__ not in ("transformers.modeling_utils", "builtins")
     ]
-    found = (f for base in own if base is not nn.Module for f in vars(base).values())
-    plain = (inspect.unwrap(f) for f in found if callable(f))
-    return tuple(f for f in plain if inspect.isfunction(f))
+    members = (member for base in bases if base is not nn.Module for member in vars(base).values())
+    functions = (inspect.unwrap(member) for member in members if callable(member))
+    return tuple(function for function in functions if inspect.isfunction(function))
 
 
 @functools.cache
@@ -101,12 +107,12 @@ def _names(cls: type) -> frozenset[str]:
 
 
 def uses_interface(cls: type) -> bool:
-    """Whether a module class asks transformers' attention interface for its function."""
+    """Return whether a module class calls transformers' attention interface."""
     return _TABLE in _names(cls)
 
 
 def attention_of(module: nn.Module) -> tuple[Any, Callable[..., tuple[Tensor, Tensor | None]]]:
-    """The table of attention functions that a module reads, and the eager one it falls back on."""
+    """Return the table of attention functions that a module reads, and its eager function."""
     cls: type = type(module)
     return _attention_of(cls)
 
@@ -120,18 +126,18 @@ def _attention_of(cls: type) -> tuple[Any, Callable[..., tuple[Tensor, Tensor | 
             if len(names) == 1:
                 return scope[_TABLE], scope[names[0]]
     raise UnsupportedModelError(
-        f"{cls.__name__} does not name one eager attention function to fall back on, so its "
-        "attention weights cannot be had"
+        f"{cls.__name__} does not name exactly one eager attention function, so its attention "
+        "weights cannot be computed"
     )
 
 
 def configs_of(model: nn.Module) -> dict[int, Any]:
-    """Every configuration that a module of the model may read, by its id."""
-    found: dict[int, Any] = {}
-    todo: list[Any] = [m.config for m in modules(model) if has(m, "config")]
-    while todo:
-        config = todo.pop()
-        if id(config) not in found and hasattr(config, "_attn_implementation_internal"):
-            found[id(config)] = config
-            todo += [getattr(config, name, None) for name in config.sub_configs]
-    return found
+    """Return every configuration that a module of the model may read, by its id."""
+    configs: dict[int, Any] = {}
+    waiting: list[Any] = [m.config for m in modules(model) if has(m, "config")]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in configs and hasattr(config, "_attn_implementation_internal"):
+            configs[id(config)] = config
+            waiting += [getattr(config, name, None) for name in config.sub_configs]
+    return configs

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import capture
-from normscope.capture.seam import ACTIVE
+from normscope.capture.active import ACTIVE
 from normscope.models.architectures import tiny_inputs
 from tests.helpers.captures import (
     captured,
