@@ -374,10 +374,13 @@ class Pass:
         record.blocked.append(self._blocked(captured, record.positions) if masks else None)
         leaking = masks and self.batch.padded
         record.leaked.append(_leaked(captured, record.positions) if leaking else None)
-        for kept, tensors in ((record.noted, noted), (record.gaps, gaps)):
-            for by_name, mapping in zip(kept, tensors, strict=True):
-                for name, tensor in mapping.items():
-                    by_name.setdefault(name, []).append(tensor.to(home))
+        for by_name, mapping in zip(record.noted, noted, strict=True):
+            for name, tensor in mapping.items():
+                by_name.setdefault(name, []).append(tensor.to(home))
+        for by_name, mapping in zip(record.gaps, gaps, strict=True):
+            for name, gap in mapping.items():
+                earlier = by_name.setdefault(name, [])
+                _fill(earlier, len(record.layers) - 1, gap.to(home)).append(gap.to(home))
         self.paths.add(captured.path)
 
     def _blocked(self, captured: Capture, real: Positions) -> Tensor | None:
@@ -400,7 +403,10 @@ class Pass:
                 record.layers,
                 record.dtypes,
                 gaps=[
-                    {name: [_home(torch.stack(tensors))] for name, tensors in gaps.items()}
+                    {
+                        name: [_home(torch.stack(_fill(by_layer, len(record.layers), by_layer[0])))]
+                        for name, by_layer in gaps.items()
+                    }
                     for gaps in record.gaps
                 ],
                 blocked=[None if b is None else _home(b) for b in record.blocked],
@@ -461,6 +467,12 @@ def _worst(observed: Mapping[Part, Observed]) -> dict[str, float]:
         for name, gaps in part.gaps.items():
             worst[name] = max(float(gaps.max()), worst.get(name, 0.0))
     return worst
+
+
+def _fill(by_layer: list[Tensor], count: int, like: Tensor) -> list[Tensor]:
+    """Add zeros for layers of which nothing was read, and so nothing is to be judged."""
+    by_layer += [torch.zeros_like(like) for _ in range(count - len(by_layer))]
+    return by_layer
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
