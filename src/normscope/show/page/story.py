@@ -1,17 +1,15 @@
-"""The results that make a rich page: every head of the attention, and the block around it."""
+"""The results that the command line shows on a page: every head, and the block around them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from normscope.decomposition.maps import available
+from normscope.decomposition.scopes import ANALYSES, HEAD_MAPS
 from normscope.measures.analysis import analyze
 from normscope.models import load
 from normscope.results.contributions import Contributions
 
-# From the weights to the end of the attention block; what a model lacks is left out.
-STORY = ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n")
-BY_HEAD = ("attn_w", "attn_n")
 LARGEST = 16_000_000  # cells of one map with all its heads: about ten megabytes on the page
 
 
@@ -23,24 +21,29 @@ def gather(
     target: str | None = None,
     **options: Any,
 ) -> list[Contributions]:
-    """Analyse one text twice: maps up to the attention block's end, then weights and norms by head.
+    """Return the results of one text that make a rich page.
 
-    Takes what :func:`normscope.analyze` takes, but for ``maps`` and ``heads``. The second result
-    is left out where its maps would have more than 16 million cells.
+    The first has the weights and norms of every head, the second, with heads summed, the maps up to
+    the end of the attention block. Takes the arguments of :func:`normscope.analyze` except ``maps``
+    and ``heads``. The first is left out where one of its maps would have more than 16 million
+    cells.
     """
     if model is None or isinstance(model, str) or hasattr(model, "__fspath__"):
-        chosen = {name: options.pop(name, None) for name in ("revision", "dtype", "device")}
-        model, found = load(model if model is None else str(model), **chosen)
-        tokenizer = found if tokenizer is None else tokenizer
-    has = {name for names in available(model).values() for name in names} | set(BY_HEAD)
+        choice = {name: options.pop(name, None) for name in ("revision", "dtype", "device")}
+        model, own_tokenizer = load(model if model is None else str(model), **choice)
+        tokenizer = own_tokenizer if tokenizer is None else tokenizer
     inputs = {"text": text, "text_pair": text_pair, "target": target, **options}
-    together: Contributions = analyze(
-        model, tokenizer, maps=[name for name in STORY if name in has], **inputs
-    )
-    if any(_cells(part) > LARGEST for part in (together.parts or {"": together}).values()):
-        return [together]
-    # By head first: the page then knows the mean of the weights without a copy of it.
-    return [analyze(model, tokenizer, maps=BY_HEAD, heads="each", **inputs), together]
+    summed: Contributions = analyze(model, tokenizer, maps=summed_maps(model), **inputs)
+    if any(_cells(part) > LARGEST for part in (summed.parts or {"": summed}).values()):
+        return [summed]
+    # The result by head comes first: then the page computes the mean of the weights from it.
+    return [analyze(model, tokenizer, maps=HEAD_MAPS, heads="each", **inputs), summed]
+
+
+def summed_maps(model: Any) -> list[str]:
+    """List the maps to show with heads summed: those of ANALYSES that the model has."""
+    names = {name for part in available(model).values() for name in part}
+    return [name for name in ANALYSES if name in HEAD_MAPS or name in names]
 
 
 def _cells(part: Contributions) -> int:

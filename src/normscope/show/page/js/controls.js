@@ -85,19 +85,19 @@ function controls(app) {
 
   function build() {
     const { model, part, state } = app;
-    const map = part.maps.find((one) => one.name === state.map);
+    const map = part.maps.find((entry) => entry.name === state.map);
     const heads = map.heads ?? [];
     const list = [];
-    const short = (one) => (one.sum ?? one.each).short;
+    const short = (entry) => (entry.sum ?? entry.each).short;
     if (model.parts.length > 1)
-      list.push(segmented("Part", "part", model.parts.map((one) => ({ value: one.name, text: one.name })), state.part, (value) => app.set({ part: value, query: null, key: null }), "ns-part"));
-    list.push(segmented("Map", "map", part.maps.map((one) => ({ value: one.name, text: short(one), title: (one.sum ?? one.each).title })),
+      list.push(segmented("Part", "part", model.parts.map(({ name }) => ({ value: name, text: name })), state.part, (value) => app.set({ part: value, query: null, key: null }), "ns-part"));
+    list.push(segmented("Map", "map", part.maps.map((entry) => ({ value: entry.name, text: short(entry), title: (entry.sum ?? entry.each).title })),
       state.map, (value) => app.set({ map: value, versus: app.state.versus === value ? "" : app.state.versus }), "ns-story"));
     list.push(layers());
     const choices = [...(map.sum ? [{ value: "sum", text: "together" }] : []), ...heads.map((head) => ({ value: head, text: `head ${head}` }))];
     list.push(dropdown("Heads", "head", choices, map.each ? state.head : "sum", (value) => app.set({ head: value === "sum" ? "sum" : Number(value) })));
     list.push(dropdown("Compare with", "versus", [{ value: "", text: "nothing" },
-      ...part.maps.filter((one) => one !== map).map((one) => ({ value: one.name, text: short(one) }))], state.versus, (value) => app.set({ versus: value })));
+      ...part.maps.filter((entry) => entry !== map).map((entry) => ({ value: entry.name, text: short(entry) }))], state.versus, (value) => app.set({ versus: value })));
     list.push(segmented("Numbers", "scale", [
       { value: "share", text: "share", title: "share of what a token takes" }, { value: "absolute", text: "absolute", title: "the weight or the norm itself" },
     ], state.scale, (value) => app.set({ scale: value })));

@@ -16,13 +16,13 @@ async function inflate(bytes) {
 
 /** Unpack the data of a page: what it says, and for every array a function that gives a slice. */
 async function unpack(data) {
-  if (data.format !== "normscope.page" || data.version !== 2)
+  if (data.format !== "normscope.page" || data.version !== 3)
     throw new Error("the data of this page is of a form that its code does not know");
   const slabs = [];
-  for (const one of data.slabs) {
-    if (one.times !== undefined) slabs.push(weighted(slabs[one.times], one.factor));
-    else if (one.mean !== undefined) slabs.push(meanOf(slabs[one.mean]));
-    else slabs.push(stored(one, await inflate(bytesOf(one.data))));
+  for (const slab of data.slabs) {
+    if (slab.times !== undefined) slabs.push(weighted(slabs[slab.times], slab.factor));
+    else if (slab.mean !== undefined) slabs.push(meanOf(slabs[slab.mean]));
+    else slabs.push(stored(slab, await inflate(bytesOf(slab.data))));
   }
   return { ...data, slabs };
 }
@@ -32,7 +32,7 @@ function stored({ shape, levels, largest }, bytes) {
   const rows = shape.length > 2 ? shape[shape.length - 2] : 1;
   const heads = shape.length > 3 ? shape[1] : 1;
   const size = rows * cols;
-  const count = shape.reduce((product, one) => product * one, 1);
+  const count = shape.reduce((product, size) => product * size, 1);
   return {
     layers: shape[0], heads, rows, cols, levels,
     slice(layer, head) {

@@ -48,7 +48,7 @@ function headline(app) {
 /** The signatures of the results that what is shown comes from. */
 function signaturesOf(app) {
   const variants = app.state.view === "overview"
-    ? app.panels[0].panels().map((one) => choose(app.part, one.state.map, one.state).variant)
+    ? app.panels[0].panels().map(({ state }) => choose(app.part, state.map, state).variant)
     : app.fields.filter((field) => !field.signed).map((field) => field.variant);
   return [...new Set(variants.map((variant) => variant.signature))].map((at) => app.model.signatures[at]);
 }
@@ -95,8 +95,8 @@ function toSvg(app) {
   bottom += height + 24;
   // The signatures whole, in as many lines as it takes.
   const length = Math.max(40, Math.floor((width - 32) / 5.2));
-  for (const one of signaturesOf(app)) {
-    const signature = visible(one || "none", 4000);
+  for (const text of signaturesOf(app)) {
+    const signature = visible(text || "none", 4000);
     for (let start = 0; start < signature.length; start += length, bottom += 12)
       whole.append(svg("text", { x: 16, y: round(bottom), "font-size": 9, fill: style.muted }, signature.slice(start, start + length)));
   }

@@ -2,9 +2,9 @@
 
 /** Which array serves a map under this state: of the chosen head, or of the heads together. */
 function choose(part, name, state) {
-  const map = part.maps.find((one) => one.name === name);
-  const one = state.head !== "sum" && map.each ? map.heads.indexOf(state.head) : -1;
-  if (one >= 0) return { map, variant: map.each, head: one, label: `head ${state.head}` };
+  const map = part.maps.find((entry) => entry.name === name);
+  const head = state.head !== "sum" && map.each ? map.heads.indexOf(state.head) : -1;
+  if (head >= 0) return { map, variant: map.each, head, label: `head ${state.head}` };
   if (map.sum) return { map, variant: map.sum, head: 0, label: "" };
   return { map, variant: map.each, head: 0, label: `head ${map.heads[0]}` };
 }
@@ -49,13 +49,13 @@ function finished(field) {
   return field;
 }
 
-/** other − one. A weight and a norm have no common unit, so then shares of the row are compared. */
-function differenceOf(model, part, layer, state, one, other) {
-  let [a, b] = [one, other];
-  const share = state.scale === "share" || one.variant.unit !== other.variant.unit;
+/** second − first. A weight and a norm have no common unit, so their row shares are compared. */
+function differenceOf(model, part, layer, state, first, second) {
+  let [a, b] = [first, second];
+  const share = state.scale === "share" || first.variant.unit !== second.variant.unit;
   if (share && state.scale !== "share") {
-    a = fieldOf(model, part, one.name, layer, state, true);
-    b = fieldOf(model, part, other.name, layer, state, true);
+    a = fieldOf(model, part, first.name, layer, state, true);
+    b = fieldOf(model, part, second.name, layer, state, true);
   }
   const wider = a.width >= b.width ? a : b;
   const { queries, keys, width, rows, cols, own, self } = wider;
@@ -78,10 +78,10 @@ function differenceOf(model, part, layer, state, one, other) {
 /** All fields of the state, the first that of the map. */
 function fieldsOf(model, part, state) {
   const layer = part.layers.indexOf(state.layer);
-  const one = fieldOf(model, part, state.map, layer, state);
-  if (!state.versus) return [one];
-  const other = fieldOf(model, part, state.versus, layer, state);
-  return [one, other, differenceOf(model, part, layer, state, one, other)];
+  const first = fieldOf(model, part, state.map, layer, state);
+  if (!state.versus) return [first];
+  const second = fieldOf(model, part, state.versus, layer, state);
+  return [first, second, differenceOf(model, part, layer, state, first, second)];
 }
 
 /** What a query takes from each key, or what each query takes from a key; else the keys' means. */

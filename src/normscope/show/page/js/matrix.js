@@ -121,17 +121,17 @@ function matrixPanel(app) {
   }
   canvas.addEventListener("pointermove", (event) => {
     if (event.pointerType === "touch") return;
-    const found = under(event);
-    app.hover(found && { side: "query", index: found.query, ...found });
-    app.tip(found && found.key !== null ? event : null, found && found.key !== null ? cellNote(field, found) : []);
+    const cell = under(event);
+    app.hover(cell && { side: "query", index: cell.query, ...cell });
+    app.tip(cell && cell.key !== null ? event : null, cell && cell.key !== null ? cellNote(field, cell) : []);
   });
   canvas.addEventListener("pointerleave", () => {
     app.hover(null);
     app.tip(null);
   });
   canvas.addEventListener("click", (event) => {
-    const found = under(event);
-    if (found) app.pinCell(found.query, found.key);
+    const cell = under(event);
+    if (cell) app.pinCell(cell.query, cell.key);
   });
   canvas.addEventListener("keydown", (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];

@@ -38,20 +38,20 @@ function overviewPanel(app) {
     if (together.length)
       gridOf("By map, heads together", "each picture has its own scale",
         together.map((map) => ({ head: map.sum.short, title: map.sum.title, change: { map: map.name, head: "sum" } })), state);
-    const map = part.maps.find((one) => one.name === state.map);
-    const headed = map.each ? map : part.maps.find((one) => one.each);
+    const map = part.maps.find((entry) => entry.name === state.map);
+    const headed = map.each ? map : part.maps.find((entry) => entry.each);
     if (headed)
       gridOf(`By head: ${headed.each.short}`, "each picture has its own scale",
         headed.heads.map((head) => ({ head: String(head), title: `${headed.each.short} of head ${head}`, change: { map: headed.name, head } })), state);
   }
 
-  function draw(one) {
-    const field = fieldOf(app.model, app.part, one.state.map, one.at, one.state);
+  function draw(thumb) {
+    const field = fieldOf(app.model, app.part, thumb.state.map, thumb.at, thumb.state);
     const picture = cellsPicture(field, app.palette().up, field.max, THUMB);
-    one.canvas.width = picture.width;
-    one.canvas.height = picture.height;
-    one.canvas.getContext("2d").drawImage(picture, 0, 0);
-    one.canvas.classList.toggle("ns-sharp", picture.width < THUMB);
+    thumb.canvas.width = picture.width;
+    thumb.canvas.height = picture.height;
+    thumb.canvas.getContext("2d").drawImage(picture, 0, 0);
+    thumb.canvas.classList.toggle("ns-sharp", picture.width < THUMB);
   }
 
   return {
@@ -63,9 +63,9 @@ function overviewPanel(app) {
       const mine = ++job;
       const { state } = app;
       for (const { button, layer, column } of buttons) {
-        const here = layer === state.layer && column.change.map === state.map && column.change.head === state.head;
-        button.classList.toggle("ns-here", here);
-        if (here) button.setAttribute("aria-current", "true");
+        const current = layer === state.layer && column.change.map === state.map && column.change.head === state.head;
+        button.classList.toggle("ns-here", current);
+        if (current) button.setAttribute("aria-current", "true");
         else button.removeAttribute("aria-current");
       }
       let next = 0;
@@ -85,7 +85,7 @@ function overviewPanel(app) {
       buttons.forEach(draw);
     },
     panels: () => buttons,
-    ways: () => [...new Set(buttons.map((one) => (one.column.change.head === "sum" ? "by map" : "by head")))],
+    ways: () => [...new Set(buttons.map(({ column }) => (column.change.head === "sum" ? "by map" : "by head")))],
     svg(into, x, y) {
       this.finish();
       for (const grid of element.querySelectorAll(".ns-thumbs")) grid.scrollLeft = 0;

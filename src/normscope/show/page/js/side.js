@@ -76,8 +76,8 @@ function mixingStrip(app, box) {
   const { queries, rows } = app.fields[0];
   const layers = part.layers.length;
   const values = part.layers.map((_, layer) => {
-    const one = model.slabs[slab].slice(layer, 0);
-    return queries.map((entry) => entry.at.reduce((sum, at) => sum + one[at], 0) / entry.at.length);
+    const ratios = model.slabs[slab].slice(layer, 0);
+    return queries.map((entry) => entry.at.reduce((sum, at) => sum + ratios[at], 0) / entry.at.length);
   });
   const field = { values: values.flat(), width: queries.length, rows: part.layers.map((_, at) => at), cols: rows, signed: false, own: false };
   field.at = (y, x) => values[y][rows[x]];
@@ -129,7 +129,7 @@ function aboutMap(app, box) {
     ...maps.flatMap((field) => [
       make("h3", {}, field.variant.title),
       make("p", { className: "ns-math" }, formula(field.variant.formula)),
-      make("p", { className: "ns-hint" }, field.variant.says),
+      make("p", { className: "ns-hint" }, field.variant.meaning),
       make("p", { className: "ns-hint" }, "Reconstruction error: ",
         make("b", {}, typeof field.variant.error === "number" ? field.variant.error.toExponential(1) : "not measured"),
         ", the worst gap to the model’s own state."),

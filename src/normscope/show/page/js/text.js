@@ -17,7 +17,7 @@ function visible(text, limit = 40) {
     cut = characters.length > limit || shown.length > 2 * limit + 2;
     if (cut) shown = characters.slice(0, limit).join("");
   }
-  const written = (one) => KNOWN[one] ?? `\\u{${one.codePointAt(0).toString(16)}}`;
+  const written = (character) => KNOWN[character] ?? `\\u{${character.codePointAt(0).toString(16)}}`;
   shown = shown.replace(HIDDEN, written);
   if (shown.replace(EMPTY, "").trim() === "") shown = shown.replace(EMPTY, written);
   if (/^(?!\p{Default_Ignorable_Code_Point})\p{M}/u.test(shown)) shown = `◌${shown}`; // a mark that has no letter

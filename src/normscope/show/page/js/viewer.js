@@ -23,7 +23,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
 
   // ---- what the parts of the view ask for
 
-  Object.defineProperty(app, "part", { get: () => model.parts.find((one) => one.name === app.state.part) });
+  Object.defineProperty(app, "part", { get: () => model.parts.find(({ name }) => name === app.state.part) });
   app.theme = () => app.printing ? "light" : app.state.theme || (dark.matches ? "dark" : "light");
   app.palette = () => PALETTES[app.theme()];
   app.active = () => root.getRootNode().activeElement; // a notebook may keep it in a shadow tree
@@ -32,7 +32,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     const style = getComputedStyle(root);
     return Object.fromEntries(["ink", "muted", "line", "panel", "accent"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   };
-  const entryOf = (list, position) => (position === null ? null : list.findIndex((one) => one.at.includes(position)));
+  const entryOf = (list, position) => (position === null ? null : list.findIndex(({ at }) => at.includes(position)));
   app.pinned = () => {
     const { state } = app;
     const widest = app.fields[app.fields.length - 1];
@@ -43,13 +43,13 @@ async function mountNormscope(root, data, { page = false } = {}) {
     return null;
   };
   app.focus = () => {
-    const found = app.hovered ?? app.pinned();
-    if (!found || found.query !== undefined) return found;
-    return { ...found, query: found.side === "query" ? found.index : null, key: found.side === "key" ? found.index : null };
+    const target = app.hovered ?? app.pinned();
+    if (!target || target.query !== undefined) return target;
+    return { ...target, query: target.side === "query" ? target.index : null, key: target.side === "key" ? target.index : null };
   };
-  app.hover = (found) => {
-    if (!found && !app.hovered) return;
-    app.hovered = found;
+  app.hover = (target) => {
+    if (!target && !app.hovered) return;
+    app.hovered = target;
     app.refocus();
   };
   app.pin = (side, index, toggle = false) => {
@@ -66,13 +66,13 @@ async function mountNormscope(root, data, { page = false } = {}) {
   };
   app.step = (what, by) => {
     const { part, state } = app;
-    const map = part.maps.find((one) => one.name === state.map);
+    const map = part.maps.find(({ name }) => name === state.map);
     const lists = {
       layer: part.layers,
       head: [...(map.sum ? ["sum"] : []), ...(map.heads ?? [])],
-      map: part.maps.map((one) => one.name),
-      versus: ["", ...part.maps.map((one) => one.name).filter((name) => name !== state.map)],
-      part: model.parts.map((one) => one.name),
+      map: part.maps.map(({ name }) => name),
+      versus: ["", ...part.maps.map(({ name }) => name).filter((name) => name !== state.map)],
+      part: model.parts.map(({ name }) => name),
     };
     const list = lists[what];
     const at = list.indexOf(state[what]) + by;
@@ -158,9 +158,9 @@ async function mountNormscope(root, data, { page = false } = {}) {
     themes.setAttribute("aria-label", app.theme() === "dark" ? "light colours" : "dark colours");
     themes.title = `${themes.getAttribute("aria-label")} (t)`;
     for (const tab of tabs.children) {
-      const here = tab.dataset.view === state.view;
-      tab.setAttribute("aria-selected", String(here));
-      tab.tabIndex = here ? 0 : -1;
+      const current = tab.dataset.view === state.view;
+      tab.setAttribute("aria-selected", String(current));
+      tab.tabIndex = current ? 0 : -1;
     }
     stage.setAttribute("aria-label", names[state.view]);
     hint.textContent = hints[state.view];
