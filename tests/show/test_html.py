@@ -45,6 +45,7 @@ def test_a_document_escapes_its_title_and_a_body_that_is_no_markup() -> None:
     assert "<h1>Body</h1>" in page
     assert "<script" not in page
     assert "<b onclick" not in html.document("title", HOSTILE)
+    assert type(page) is str  # Markup would escape the strings that it is joined with
 
 
 def test_the_policy_allows_this_style_and_this_script_alone() -> None:

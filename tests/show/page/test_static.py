@@ -26,6 +26,13 @@ def test_short_html_of_a_result() -> None:
     assert "<b>cross</b>" in pages.translation()[0]._repr_html_()
 
 
+def test_short_html_is_an_ordinary_string() -> None:
+    """Markup would escape the strings that a caller puts around it."""
+    result = pages.results()[1]
+    for text in (result._repr_html_(), result["attn_n"]._repr_html_()):
+        assert type(text) is str
+
+
 @pytest.mark.parametrize(
     "select",
     [

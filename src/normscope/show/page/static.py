@@ -78,7 +78,7 @@ def result_html(result: Contributions) -> str:
         for name, part in (result.parts or {"": result}).items()
     ]
     tokens = None if result.parts else _token_list(result.tokens)
-    return html.render(_RESULT, parts=parts, tokens=tokens)
+    return str(html.render(_RESULT, parts=parts, tokens=tokens))
 
 
 def _map_row(part: Contributions, name: str) -> dict[str, str]:
@@ -104,7 +104,7 @@ def array_html(array: LabelledArray) -> str:
     sizes = ", ".join(f"{axis}={size}" for axis, size in zip(array.axes, array.shape, strict=True))
     about = {"title": printable(array.name) or "LabelledArray", "about": f"({sizes}) {array.dtype}"}
     if values.ndim == 0:
-        return html.render(_ARRAY, value=f"{float(values):.6g}", **about)
+        return str(html.render(_ARRAY, value=f"{float(values):.6g}", **about))
     table = values.reshape(-1, values.shape[-1])[:SHOWN, :SHOWN].astype(np.float64)
     if any(size > SHOWN for size in values.shape):
         choices.append(f"the first {' × '.join(map(str, table.shape))} cells")
@@ -117,7 +117,7 @@ def array_html(array: LabelledArray) -> str:
         for row, cells in enumerate(table)
     ]
     columns = [_label(array, axes[-1], column) for column in range(table.shape[1])]
-    return html.render(
+    filled = html.render(
         _ARRAY,
         value=None,
         columns=columns,
@@ -127,6 +127,7 @@ def array_html(array: LabelledArray) -> str:
         cell_style=_CELL,
         **about,
     )
+    return str(filled)
 
 
 def _label(array: LabelledArray, axis: str, position: int) -> str:

@@ -1,4 +1,4 @@
-// The controls: plain form elements, so that keyboards and screen readers know them.
+// The controls: plain form elements, which keyboards and screen readers can use.
 
 let instances = 0;
 
@@ -7,7 +7,7 @@ function controls(app) {
   const bar = make("div", { className: "ns-controls" });
   const groups = new Map();
 
-  /** A group as it was made, for as long as its choices are the same: an element that is replaced cannot be dragged. */
+  /** Return the existing group while its choices stay the same: a slider that is replaced stops being dragged. */
   function kept(name, choices, create) {
     const key = JSON.stringify(choices);
     if (groups.get(name)?.key !== key) groups.set(name, { key, group: create() });
@@ -111,7 +111,7 @@ function controls(app) {
 
   return {
     element: bar,
-    /** Only what has changed; the focus stays on the control that had it. */
+    /** Replace only the groups that have changed, and keep the focus on its control. */
     sync() {
       const active = bar.contains(app.active()) ? app.active() : null;
       build().forEach((group, at) => {
@@ -141,7 +141,7 @@ const KEYS = [
   ["t", "dark or light"],
   ["← → ↑ ↓", "among tokens, or cells of the matrix"],
   ["Home End", "first and last token"],
-  ["Esc", "let go of the chosen token"],
+  ["Esc", "deselect the token"],
   ["?", "this list"],
 ];
 

@@ -1,6 +1,6 @@
-// The maps on the screen, from the state: one, or two and their difference.
+// Compute the fields that the state shows: one map, or two and their difference.
 
-/** Which array serves a map under this state: of the chosen head, or of the heads together. */
+/** Choose the array of a map: that of the selected head, or that of the heads together. */
 function choose(part, name, state) {
   const map = part.maps.find((entry) => entry.name === name);
   const head = state.head !== "sum" && map.each ? map.heads.indexOf(state.head) : -1;
@@ -49,7 +49,7 @@ function finished(field) {
   return field;
 }
 
-/** second − first. A weight and a norm have no common unit, so their row shares are compared. */
+/** The difference second − first. A weight and a norm have no common unit: their shares are compared. */
 function differenceOf(model, part, layer, state, first, second) {
   let [a, b] = [first, second];
   const share = state.scale === "share" || first.variant.unit !== second.variant.unit;
@@ -75,7 +75,7 @@ function differenceOf(model, part, layer, state, first, second) {
   });
 }
 
-/** All fields of the state, the first that of the map. */
+/** All fields of the state, beginning with that of its map. */
 function fieldsOf(model, part, state) {
   const layer = part.layers.indexOf(state.layer);
   const first = fieldOf(model, part, state.map, layer, state);
@@ -84,7 +84,7 @@ function fieldsOf(model, part, state) {
   return [first, second, differenceOf(model, part, layer, state, first, second)];
 }
 
-/** What a query takes from each key, or what each query takes from a key; else the keys' means. */
+/** What the query in focus takes from each key, or each query from the key in focus; else means by key. */
 function vectorOf(field, focus) {
   if (focus?.side === "query") return field.keys.map((_, key) => field.value(focus.index, key));
   if (focus?.side === "key") return field.queries.map((_, query) => field.value(query, focus.index));
@@ -93,7 +93,7 @@ function vectorOf(field, focus) {
   return sums.map((sum) => sum / field.rows.length);
 }
 
-/** The entries of a vector that are shown, largest first. */
+/** The positions of a vector's shown entries, largest first. */
 function ranked(field, focus, vector) {
   const shown = focus?.side === "key" ? field.rows : field.cols;
   const hidden = focus && field.own ? focus.index : -1;

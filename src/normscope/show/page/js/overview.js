@@ -1,4 +1,4 @@
-// All layers at once: by map, and by head of the chosen map. Every small picture is a button.
+// All layers at once: by map, and by head of the selected map. Every thumbnail is a button.
 
 const THUMB = 72; // pixels a side; larger maps are pooled by their largest cell
 
@@ -58,7 +58,7 @@ function overviewPanel(app) {
     element,
     show: build,
     change: build,
-    /** A few pictures a frame, so that hundreds of them do not stop the page. */
+    /** Draw a few thumbnails in each frame, so that hundreds of them do not block the page. */
     paint() {
       const mine = ++job;
       const { state } = app;
@@ -106,13 +106,13 @@ function overviewPanel(app) {
           preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas),
         }));
       }
-      const right = Math.max(...buttons.map(({ button }) => button.getBoundingClientRect().right)); // beyond what fits a phone
+      const right = Math.max(...buttons.map(({ button }) => button.getBoundingClientRect().right)); // on a phone, beyond the screen
       return { width: Math.max(origin.width, right - origin.left), height: origin.height };
     },
   };
 }
 
-/** The lines that a text has on the screen, each with its place. */
+/** The lines of a text as laid out on the screen, each with its box. */
 function linesOf(element) {
   const lines = [];
   const range = document.createRange();

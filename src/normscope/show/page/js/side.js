@@ -1,8 +1,8 @@
-// Beside the picture: the largest contributors, the mixing ratio, and what the map is.
+// Beside the picture: the largest contributors, the mixing ratio, and the formula of the map.
 
 const LISTED = 10;
 
-// Of two maps and their difference: by which of the three the list is sorted.
+// The column that the list is sorted by, of two maps and their difference.
 const SORTS = ["first", "second", "difference"];
 
 function sortedBy(app) {
@@ -49,10 +49,10 @@ function contributors(app, box) {
     make("thead", {}, make("tr", {}, make("th", { scope: "col", "aria-label": "rank" }), make("th", { scope: "col" }, "token"),
       fields.map(header))),
     make("tbody", {}, rows, others)));
-  if (held >= 0) box.querySelectorAll(".ns-sort")[held]?.focus(); // who sorts by keyboard stays there
+  if (held >= 0) box.querySelectorAll(".ns-sort")[held]?.focus(); // keep the focus on the button that was pressed
 }
 
-/** For the live region: the first three, in words. */
+/** A sentence for screen readers with the three largest contributors. */
 function summary(app) {
   const focus = app.focus();
   const field = app.fields[Math.min(sortedBy(app), 1)];
@@ -66,7 +66,7 @@ function summary(app) {
   return focus.side === "key" ? `${what}. Most is taken from ${name} by ${top}.` : `${what}. ${name} takes most from ${top}.`;
 }
 
-/** Every layer a row, every token a column: how much of it comes from others. */
+/** How much of each token comes from others: a row for each layer, a column for each token. */
 function mixingStrip(app, box) {
   const { part, model, state } = app;
   const wanted = state.versus && part.mixing[state.versus] !== undefined ? state.versus : state.map;

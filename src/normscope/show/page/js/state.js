@@ -1,8 +1,8 @@
-// What is shown is a small record. It can be read from and written to the address of the page.
+// The state is a small record of what is shown, which is kept in the address of the page.
 
 const VIEWS = ["tokens", "matrix", "overview"];
 
-/** A valid state from any: what does not fit this result falls back to something that does. */
+/** Return a valid state: fields that do not fit this result get a default. */
 function fitting(model, wanted) {
   const state = { ...wanted };
   const parts = model.parts;
@@ -24,12 +24,12 @@ function fitting(model, wanted) {
   if (!within(state.query, model.tokens[part.tokens].pieces.length)) state.query = null;
   const keys = Math.max(...part.maps.map((entry) => model.tokens[(entry.sum ?? entry.each).keys].pieces.length));
   if (!within(state.key, keys)) state.key = null;
-  if (!SORTS.includes(state.by)) state.by = "second"; // of two maps the second says what is new
+  if (!SORTS.includes(state.by)) state.by = "second"; // the second map shows what the first hides
   if (!["light", "dark"].includes(state.theme)) state.theme = "";
   return state;
 }
 
-/** How a page opens: weights beside norms, in the layer where the two differ most. */
+/** The state in which a page opens: weights beside norms, in the layer where they differ most. */
 function opening(model, wide) {
   const part = model.parts.find(({ name }) => name === "cross") ?? model.parts[0];
   const [weights, norms] = model.pair.map((name) => part.maps.find((map) => map.name === name)?.sum);
@@ -63,7 +63,7 @@ function toFragment(state) {
   return "#" + kept.map((pair) => pair.map(encodeURIComponent).join("=")).join("&");
 }
 
-/** The fields that a fragment has; nothing of it is trusted before `fitting`. */
+/** Read the fields of a fragment; `fitting` has to check them. */
 function fromFragment(fragment) {
   const fields = {};
   const whole = (text) => (/^\d{1,6}$/.test(text) ? Number(text) : null);
@@ -84,7 +84,7 @@ function fromFragment(fragment) {
     else if (name === "unit") fields.words = value === "words";
     else if (name === "special" || name === "own") fields[name] = value !== "hide";
   }
-  // A link that names a map and no other to compare with means that map alone.
+  // A link with a map and none to compare it with shows that map alone.
   if (fields.map !== undefined && fields.versus === undefined) fields.versus = "";
   return fields;
 }

@@ -1,7 +1,7 @@
-// Token to token: the keys above, the queries below, curves between them.
+// The token view: keys above, queries below, curves between them.
 
-const LINES = 40; // at most, from one token
-const MANY = 120; // tokens, from which on both rows scroll and shading alone shows who gives
+const LINES = 40; // the most that are drawn from one token
+const MANY = 120; // with more tokens, both rows scroll and there is shading but no curves
 
 function tokensPanel(app) {
   const keys = make("div", { className: "ns-row ns-keys" });
@@ -150,7 +150,7 @@ function tokensPanel(app) {
     if (compact) canvas.width = canvas.height = drawn.length = 0;
     else drawLines(focus, vector);
     rove(focus);
-    // Later, when the page is laid out anyway: asking for a place now would do it twice.
+    // Wait for the next layout: asking for positions now would force another one.
     if (compact && focus && !app.hovered)
       requestAnimationFrame(() => {
         bring(lit, order[0]);
@@ -158,7 +158,7 @@ function tokensPanel(app) {
       });
   }
 
-  /** Scroll a row, and nothing else, to a token of it. */
+  /** Scroll a row, but not the page, to one of its tokens. */
   function bring(side, at) {
     const chip = chips[side][at]?.chip;
     const box = side === "key" ? keys : queries;
@@ -193,7 +193,7 @@ function tokensPanel(app) {
     context.globalAlpha = 1;
   }
 
-  /** One token of each row is in the order of the Tab key; arrows go on from there. */
+  /** Make one token of each row reachable with Tab; arrow keys reach the others. */
   function rove(focus) {
     for (const side of ["key", "query"]) {
       const shown = side === "key" ? field.cols : field.rows;
@@ -294,7 +294,7 @@ function tokensPanel(app) {
       scaleLine(app, into, field, strongest, x, y);
       into.append(svg("text", { x, y: y + 30, "font-size": 11, fill: inks.muted }, legend.textContent));
       y += 38;
-      // Rows that scroll are drawn whole: what the screen clips has its place all the same.
+      // Scrolling rows are drawn whole: tokens that the screen clips have positions too.
       const beyond = (box) => (compact ? box.scrollHeight - box.clientHeight : 0);
       const lower = { key: y + keys.scrollTop, query: y + beyond(keys) + queries.scrollTop };
       const origin = pair.getBoundingClientRect();
@@ -331,14 +331,14 @@ function tokensPanel(app) {
   };
 }
 
-/** What the two rows of tokens are, and the axes of the matrix. */
+/** Names of the two rows of tokens, and of the axes of the matrix. */
 function sideNames(field) {
   return field.self
     ? { key: "Taken from (keys)", query: "Takes (queries)" }
     : { key: "Source: taken from (keys)", query: "Target: takes (queries)" };
 }
 
-/** A number short enough to stand under a token; the list has it in full. */
+/** A number short enough to fit under a token; the list has it in full. */
 function brief(field, value) {
   const sign = value < 0 ? "−" : field.signed ? "+" : "";
   const size = Math.abs(value);
