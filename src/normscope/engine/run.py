@@ -112,7 +112,7 @@ def look(
 ) -> Judged:
     """Run one batch with eager attention and hand each attention call's view to a function."""
     measure = Looking(callback, Needs(weights=True) if needs is None else needs)
-    batch = Batch(model, inputs)
+    batch = Batch(model, inputs, forward=lambda model: model(**inputs))
     (judged,) = run(model, [batch], [measure], attention="eager", bound=bound)
     return judged
 

@@ -117,15 +117,15 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
     ).checked()
     texts = _Texts.of(text, text_pair, target, truncate)
     with_model = _resolve(model, tokenizer, device=device, dtype=dtype, revision=revision)
-    (results,) = _analyze_texts(*with_model, texts, [options])
+    (results,) = _analyze_texts(*with_model, texts, lambda _: [options])
     return results[0] if texts.single else results
 
 
 def analyze_views(
     model: Any,
     tokenizer: Any,
-    text: str,
-    views: Callable[[nn.Module], Sequence[AnalysisOptions]],
+    text: str | None,
+    views: Callable[[nn.Module, int], Sequence[AnalysisOptions]],
     *,
     text_pair: str | None = None,
     target: str | None = None,
@@ -136,14 +136,17 @@ def analyze_views(
 ) -> list[Contributions]:
     """Analyse one text in several ways, in one forward pass.
 
-    ``views`` gives, for the loaded model, the options of each analysis: summed heads and single
-    heads, for instance. The other arguments are those of :func:`analyze`.
+    ``views`` gives the options of each analysis (summed heads and single heads, for instance) from
+    the loaded model and the number of tokens. The other arguments are those of :func:`analyze`.
     """
     texts = _Texts.of(text, text_pair, target, truncate)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
     model, tokenizer, loaded = _resolve(model, tokenizer, **where)
-    options = [view.checked() for view in views(model)]
-    return [results[0] for results in _analyze_texts(model, tokenizer, loaded, texts, options)]
+
+    def chosen(length: int) -> list[AnalysisOptions]:
+        return [view.checked() for view in views(model, length)]
+
+    return [results[0] for results in _analyze_texts(model, tokenizer, loaded, texts, chosen)]
 
 
 def analyze_inputs(
@@ -265,18 +268,23 @@ Row = tuple[Encoded, Encoded | None]  # a text, and the target where there is on
 
 
 def _analyze_texts(
-    model: Any, tokenizer: Any, loaded: bool, texts: _Texts, views: Sequence[AnalysisOptions]
+    model: Any,
+    tokenizer: Any,
+    loaded: bool,
+    texts: _Texts,
+    choose: Callable[[int], Sequence[AnalysisOptions]],
 ) -> list[list[Contributions]]:
-    """Return the results of each view, by text."""
-    for options in views:
-        check_available(model, options.maps)
+    """Return the results of each view, by text; ``choose`` gives the views for the longest text."""
     _check_target(model, any(target is not None for target in texts.targets))
     rows = [
         _encode_row(model, tokenizer, *row, texts.truncate)
         for row in zip(texts.texts, texts.pairs, texts.targets, strict=True)
     ]
-    measures = [Maps(model, options, _signature(model, tokenizer, options)) for options in views]
     lengths = [(max(len(side.ids) for side in row if side is not None),) for row in rows]
+    views = choose(max((length for (length,) in lengths), default=0))
+    for options in views:
+        check_available(model, options.maps)
+    measures = [Maps(model, options, _signature(model, tokenizer, options)) for options in views]
     make = partial(TextBatch, model, tokenizer, rows)
     batches: Iterable[TextBatch] = map(make, by_length(lengths, BATCH_TOKENS))
     results: list[list[Any]] = [[None] * len(rows) for _ in views]

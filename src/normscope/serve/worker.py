@@ -40,12 +40,12 @@ class Loaded:
 
     def about(self) -> dict[str, Any]:
         """What the page shows of it."""
-        from normscope.show.page.formulas import about
+        from normscope.decomposition.scopes import SCOPES
 
         return {
             "name": self.name,
             "maps": list(self.maps),
-            "titles": {name: about(name, each=False).title for name in self.maps},
+            "titles": {name: SCOPES[name].title for name in self.maps},
             "max_length": self.max_length,
             "target": self.target,
         }

@@ -1,29 +1,35 @@
-"""Pictures: what is drawn (images, labels, titles), not how its pixels come out."""
+"""Heat maps, comparisons and scopes: what is drawn, not how its pixels come out."""
 
 from __future__ import annotations
 
 import io
 import itertools
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib import colormaps
 from matplotlib.figure import Figure
+from numpy.testing import assert_allclose
 
-from normscope import Contributions, InputError, LabelledArray, MissingExtraError
+from normscope import Contributions, InputError, LabelledArray
+from normscope.decomposition.scopes import NAMES, SCOPES
+from normscope.show import plots
 from normscope.show.plots import COLOURS, compare, heatmap, scopes
-from normscope.show.plots.style import brief, letters
+from normscope.show.plots.style import brief
+from normscope.show.terminal import row_shares
 from normscope.text.tokens import Tokens
+from tests.helpers import figures
+from tests.helpers.figures import figure_of, names, saved
 
 SOURCE = ("[CLS]", "cats", r"$x_1$", r"\alpha", "_a_")
 TARGET = ("▁Katzen", "50%", "</s>")
 DRAWN = np.random.default_rng(0)
+SQUARES = [(2, 2), (4, 4), (12, 12), (30, 30)]
+FEW_KEYS = [(10, 4), (15, 5), (20, 6), (60, 3), (4, 1)]
+WORD = "Donaudampfschifffahrtsgesellschaftskapitänsmütze"
 
 
 def tokens(strings: tuple[str, ...]) -> Tokens:
@@ -48,22 +54,17 @@ def drawn(ax: Any) -> Any:
     return image
 
 
-def names(ticks: Any) -> list[str]:
-    return [label.get_text() for label in ticks]
-
-
-def figure_of(ax: Any) -> Figure:
-    assert isinstance(ax.figure, Figure)
-    return ax.figure
+def bar_label(ax: Any) -> str:
+    return str(drawn(ax).colorbar.ax.get_ylabel())
 
 
 def test_a_heat_map_shows_queries_down_and_keys_across() -> None:
-    one = array()
-    ax = heatmap(one, layer=5)
+    maps = array()
+    ax = heatmap(maps, layer=5)
     image = drawn(ax)
-    assert np.array_equal(image.get_array(), one.values[1])
+    assert np.array_equal(image.get_array(), maps.values[1])
     assert image.origin == "upper"
-    assert image.get_clim() == (0, one.values[1].max())
+    assert image.get_clim() == (0, maps.values[1].max())
     assert names(ax.get_yticklabels()) == list(TARGET)
     assert names(ax.get_xticklabels()) == list(SOURCE)
     assert ax.get_yticks().tolist() == [0, 1, 2]
@@ -83,31 +84,43 @@ def test_tokens_are_no_formulas() -> None:
 
 def test_control_characters_are_written_out() -> None:
     odd = tokens(("a\nb", "c\x07", "d"))
-    one = replace(array(), tokens={"query": odd, "key": tokens(SOURCE)})
-    assert names(heatmap(one, layer=2).get_yticklabels()) == ["a\\nb", "c\\x07", "d"]
+    odd_maps = replace(array(), tokens={"query": odd, "key": tokens(SOURCE)})
+    assert names(heatmap(odd_maps, layer=2).get_yticklabels()) == ["a\\nb", "c\\x07", "d"]
 
 
 def test_heads() -> None:
-    one = array("attn_w", heads=3)
-    ax = heatmap(one, layer=2, head=1)
-    assert np.array_equal(drawn(ax).get_array(), one.values[0, 1])
-    assert ax.get_title() == r"attention weight  $\alpha$, layer 2, head 1"
-    assert "mean over heads" in heatmap(array("attn_w"), layer=2).get_title()
-    assert r"\Vert\alpha f(x)\Vert" in heatmap(array(heads=3), layer=2, head=1).get_title()
-    assert r"\Vert\Sigma_h" in heatmap(array(), layer=2).get_title()
+    maps = array("attn_w", heads=3)
+    ax = heatmap(maps, layer=2, head=1)
+    assert np.array_equal(drawn(ax).get_array(), maps.values[0, 1])
+    assert ax.get_title() == "Attention weights, layer 2, head 1"
+    assert bar_label(ax) == "weight α"
+    together = heatmap(array("attn_w"), layer=2)
+    assert together.get_title() == "Attention weights (mean over heads), layer 2"
+    ax = heatmap(array(heads=3), layer=2, head=1)
+    assert ax.get_title() == "Attention norms, layer 2, head 1"
+    assert bar_label(ax) == "norm ‖αf(x)‖"
+    assert heatmap(array(), layer=2).get_title() == "Attention norms (heads summed), layer 2"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_map_has_the_title_of_the_table(name: str) -> None:
+    ax = heatmap(array(name), layer=5)
+    assert ax.get_title().replace("\n", " ").startswith(SCOPES[name].title)
+    assert bar_label(ax).startswith(SCOPES[name].unit)
+    assert "layer 5" in ax.get_title().replace("\n", " ")
 
 
 def test_a_selected_array_needs_no_layer() -> None:
-    one = array()
-    assert np.array_equal(drawn(heatmap(one.sel(layer=5))).get_array(), one.values[1])
+    maps = array()
+    assert np.array_equal(drawn(heatmap(maps.sel(layer=5))).get_array(), maps.values[1])
     # An axis with one entry leaves no choice.
-    assert np.array_equal(drawn(heatmap(one.sel(layer=[5]))).get_array(), one.values[1])
+    assert np.array_equal(drawn(heatmap(maps.sel(layer=[5]))).get_array(), maps.values[1])
 
 
 def test_normalise_divides_each_row_by_its_sum() -> None:
-    one = array()
-    shown = drawn(heatmap(one, layer=2, normalise=True)).get_array()
-    rows = one.values[0]
+    maps = array()
+    shown = drawn(heatmap(maps, layer=2, normalise=True)).get_array()
+    rows = maps.values[0]
     assert np.allclose(shown, [row / row.sum() for row in rows], rtol=1e-15)
 
 
@@ -119,9 +132,9 @@ def test_compare_draws_both_maps_of_the_layer() -> None:
     for ax, name in zip(axes, ("attn_w", "attn_n"), strict=True):
         assert np.array_equal(drawn(ax).get_array(), both[name].values[1])
         assert drawn(ax).colorbar is not None
-    assert [drawn(ax).colorbar.ax.get_ylabel() for ax in axes] == ["weight", "norm"]
-    assert "attention weight" in axes[0].get_title()
-    assert "norm" in axes[1].get_title()
+    assert [bar_label(ax) for ax in axes] == ["weight α", "norm ‖αf(x)‖"]
+    assert axes[0].get_title().startswith("Attention weights")
+    assert axes[1].get_title().startswith("Attention norms")
     flipped = compare(both, 5, maps=("attn_n", "attn_w"))
     assert np.array_equal(drawn(flipped[0]).get_array(), both["attn_n"].values[1])
 
@@ -130,9 +143,9 @@ def test_compare_draws_into_given_axes() -> None:
     mine = Figure().subplots(2, 1)
     axes = compare(result(heads=2), 2, axes=mine, head=0, normalise=True)
     assert axes.tolist() == mine.tolist()
-    assert drawn(mine[1]).colorbar.ax.get_ylabel() == "share of the row"
-    one = compare(result(), 2, maps="attn_n", axes=Figure().subplots())
-    assert one.shape == (1,)
+    assert bar_label(mine[1]) == "share of the row"
+    single = compare(result(), 2, maps="attn_n", axes=Figure().subplots())
+    assert single.shape == (1,)
     with pytest.raises(InputError, match=r"2 maps need 2 axes, but 1"):
         compare(result(), 2, axes=Figure().subplots())
 
@@ -167,6 +180,16 @@ def test_long_texts_stay_on_the_page_and_keep_their_labels() -> None:
     assert max(sizes) < float(few[0].get_fontsize())
 
 
+def of_shape(queries: int, keys: int, names: Sequence[str], value: float = 1.0) -> Contributions:
+    rows, columns = (tokens(tuple(f"t{i}" for i in range(n))) for n in (queries, keys))
+    both = {"query": rows, "key": columns}
+    values = np.full((12, queries, keys), value)
+    maps = {
+        name: LabelledArray(values, ("layer", "query", "key"), both, name=name) for name in names
+    }
+    return Contributions(maps, None, rows, columns)
+
+
 def test_a_map_of_nothing_has_the_colour_of_zero() -> None:
     nothing = of_shape(3, 5, ["attn_w", "attn_n"], 0.0)
     axes = [
@@ -185,41 +208,6 @@ def test_colours_differ_in_lightness_alone() -> None:
     colours = colormaps[COLOURS](np.linspace(0, 1, 64))[:, :3]
     luminance = colours @ [0.2126, 0.7152, 0.0722]
     assert (np.diff(luminance) < 0).all()
-
-
-def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"needs matplotlib.*normscope\[plots\]"):
-        compare(result(), 2)
-
-
-def test_pyplot_is_left_alone(tmp_path: Path) -> None:
-    code = (
-        "import sys, numpy as np, normscope.plots as plots\n"
-        "assert 'matplotlib' not in sys.modules\n"
-        "from normscope import LabelledArray, Tokens\n"
-        "t = Tokens(('a',), None, (False,), ('a',))\n"
-        "a = LabelledArray(np.ones((1, 1)), ('query', 'key'), {'query': t, 'key': t}, name='x')\n"
-        "plots.heatmap(a).figure.savefig(sys.argv[1])\n"
-        "assert 'matplotlib.figure' in sys.modules\n"
-        "assert 'matplotlib.pyplot' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "one.png")], check=True)
-    assert (tmp_path / "one.png").stat().st_size > 0
-
-
-def of_shape(queries: int, keys: int, names: Sequence[str], value: float = 1.0) -> Contributions:
-    rows, columns = (tokens(tuple(f"t{i}" for i in range(n))) for n in (queries, keys))
-    both = {"query": rows, "key": columns}
-    values = np.full((12, queries, keys), value)
-    maps = {
-        name: LabelledArray(values, ("layer", "query", "key"), both, name=name) for name in names
-    }
-    return Contributions(maps, None, rows, columns)
-
-
-SQUARES = [(2, 2), (4, 4), (12, 12), (30, 30)]
-FEW_KEYS = [(10, 4), (15, 5), (20, 6), (60, 3), (4, 1)]
 
 
 @pytest.mark.parametrize("draw", [compare, scopes])
@@ -242,22 +230,10 @@ def test_what_is_above_and_below_maps_does_not_touch(
             assert 0 < box.y0 < box.y1 < figure.bbox.height
 
 
-WORD = "Donaudampfschifffahrtsgesellschaftskapitänsmütze"
-SENTENCE = tokens(("[CLS]", "Die", WORD, "ist", "blau", ".", "[SEP]"))
-
-
-def test_long_words_are_shown_by_their_ends() -> None:
-    assert brief("a" * 24) == "a" * 24
-    assert brief(WORD) == "Donaudampfs…pitänsmütze"
-    assert brief("日本語" * 4) == "日本語" * 4  # twelve characters as wide as 24 letters
-    assert brief("日本語" * 10) == "日本語日本…本語日本語"
-    assert brief("ab\n" * 9, 9) == "ab\\n…ab\\n"
-    assert letters("a日ｘ\u0301") == 6
-
-
 @pytest.mark.parametrize("draw", [compare, scopes, heatmap])
 def test_a_long_word_leaves_room_for_the_map_and_its_titles(draw: Any) -> None:
-    both = {"query": SENTENCE, "key": SENTENCE}
+    sentence = tokens(("[CLS]", "Die", WORD, "ist", "blau", ".", "[SEP]"))
+    both = {"query": sentence, "key": sentence}
     values = DRAWN.random((1, 7, 7))
     maps = {
         name: LabelledArray(values, ("layer", "query", "key"), both, name=name)
@@ -266,7 +242,7 @@ def test_a_long_word_leaves_room_for_the_map_and_its_titles(draw: Any) -> None:
     if draw is heatmap:
         axes = [heatmap(maps["attn_n"], layer=0)]
     else:
-        axes = list(draw(Contributions(maps, None, SENTENCE), 0))
+        axes = list(draw(Contributions(maps, None, sentence), 0))
     figure = figure_of(axes[0])
     figure.draw_without_rendering()
     assert names(axes[0].get_yticklabels())[2] == names(axes[0].get_xticklabels())[2] == brief(WORD)
@@ -282,23 +258,71 @@ def test_a_long_word_leaves_room_for_the_map_and_its_titles(draw: Any) -> None:
 def test_titles_are_broken_between_words_only() -> None:
     (ax,) = compare(of_shape(20, 4, ["attn_w"]), 11, "attn_w")
     assert ax.get_title().splitlines() == [
-        r"attention weight $\alpha$",
+        "Attention weights",
         "(mean over heads), layer 11",
     ]
     (ax,) = compare(of_shape(12, 12, ["attn_w"]), 11, "attn_w")
     assert "\n" not in ax.get_title()
 
 
-def test_plots_come_with_the_package_when_they_are_asked_for() -> None:
-    code = (
-        "import sys, normscope\n"
-        "assert 'normscope.plots' not in sys.modules\n"
-        "print(normscope.plots.compare.__name__, normscope.testing.check_architecture.__name__)\n"
-        "try:\n"
-        "    normscope.plotz\n"
-        "except AttributeError as error:\n"
-        "    print(error)\n"
+def test_scopes_share_one_scale_of_row_shares() -> None:
+    both = figures.result()
+    axes = plots.scopes(both, 5)
+    assert [ax.get_title() for ax in axes] == ["weight α", "norm ‖αf(x)‖", "attention block"]
+    shares = [row_shares(both[name].values[1]) for name in both]
+    for ax, share in zip(axes, shares, strict=True):
+        (image,) = ax.get_images()
+        assert_allclose(image.get_array(), share, rtol=1e-15)
+        assert image.get_clim() == (0, max(values.max() for values in shares))
+        assert names(ax.get_xticklabels()) == list(both.tokens.strings)
+        assert not any(label.get_parse_math() for label in ax.get_xticklabels())
+    assert names(axes[0].get_yticklabels()) == list(both.tokens.strings)
+    assert names(axes[1].get_yticklabels()) == []  # the rows are those of the first panel
+    assert figure_of(axes).get_suptitle() == "layer 5"
+    some = plots.scopes(both, 2, ["atb"], columns=1)
+    assert_allclose(some[0].get_images()[0].get_array(), row_shares(both["atb"].values[0]))
+
+
+def test_scopes_stay_on_the_page_and_their_tokens_can_be_read() -> None:
+    for count in (40, 128):
+        axes = plots.scopes(figures.result(count), 2)
+        figure = figure_of(axes)
+        assert figure.get_size_inches().max() <= 27
+        labels = axes[0].get_yticklabels()
+        sizes = {label.get_fontsize() for label in labels}
+        assert min(sizes) >= 4.5  # points
+        if count == 40:
+            assert len(labels) == 40
+        # Labels do not run into each other.
+        figure.canvas.draw()
+        boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.y0)
+        gaps = [above.y0 - below.y0 for below, above in itertools.pairwise(boxes)]
+        assert min(gaps) > 0.9 * min(sizes) * figure.dpi / 72
+
+
+def test_scopes_refuse_what_they_cannot_draw() -> None:
+    with pytest.raises(InputError, match="no map was named"):
+        plots.scopes(figures.result(), 2, [])
+    with pytest.raises(InputError, match="3 panels need 3 axes, but 2"):
+        plots.scopes(figures.result(), 2, axes=Figure().subplots(1, 2))
+    with pytest.raises(InputError, match="no layer 0"):
+        plots.scopes(figures.result(), 0)
+    heads = LabelledArray(
+        DRAWN.random((1, 2, 3, 3)),
+        ("layer", "head", "query", "key"),
+        {"query": figures.tokens(3), "key": figures.tokens(3)},
+        name="attn_n",
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    told = "compare check_architecture\nmodule 'normscope' has no attribute 'plotz'\n"
-    assert done.stdout == told
+    each = Contributions({"attn_n": heads}, None, figures.tokens(3))
+    with pytest.raises(InputError, match="has 2 heads; choose one with head="):
+        plots.scopes(each, 0)
+    (ax,) = plots.scopes(each, 0, head=1)
+    assert_allclose(ax.get_images()[0].get_array(), row_shares(heads.values[0, 1]))
+
+
+def test_cells_are_an_image_in_vector_files() -> None:
+    svg = saved(plots.scopes(figures.result(60), 2), "svg").decode()
+    # The maps and the colour bar are pictures; 3 × 3,600 cells are not 10,800 paths.
+    assert svg.count("<image") >= 3
+    assert svg.count("<path") < 2000
+    assert saved(plots.scopes(figures.result(), 2), "pdf").startswith(b"%PDF")
