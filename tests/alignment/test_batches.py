@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from normscope.alignment.batches import BUDGETS, Pair, batch_of, batches, budget_of, pair_of
+from normscope.alignment.batches import BUDGETS, SentencePair, batch_of, batches, budget_of, pair_of
 from normscope.alignment.words import FRAME, Side
 from normscope.errors import InputError
 
@@ -23,9 +23,11 @@ def side(word_of: list[int], words: int | None = None, first: int = 10) -> Side:
 
 
 PAIRS = [
-    Pair(side([0, 0, 1, FRAME]), side([0, 1, 1, 1, FRAME], first=30), 7),
-    Pair(side([FRAME, 0, 2, FRAME], words=4), side([0, 1], first=50), 8),  # words 1 and 3 dropped
-    Pair(side([0, FRAME]), side([1, FRAME], first=70), 9),
+    SentencePair(side([0, 0, 1, FRAME]), side([0, 1, 1, 1, FRAME], first=30), 7),
+    SentencePair(
+        side([FRAME, 0, 2, FRAME], words=4), side([0, 1], first=50), 8
+    ),  # words 1 and 3 dropped
+    SentencePair(side([0, FRAME]), side([1, FRAME], first=70), 9),
 ]
 
 
@@ -75,7 +77,9 @@ def test_a_batch_entry_by_entry() -> None:
 def test_batches_are_as_large_as_the_budget_allows(budget: int) -> None:
     draw = np.random.default_rng(1)
     pairs = [
-        Pair(side([0] * int(draw.integers(1, 12))), side([0] * int(draw.integers(1, 12))), 0)
+        SentencePair(
+            side([0] * int(draw.integers(1, 12))), side([0] * int(draw.integers(1, 12))), 0
+        )
         for _ in range(30)
     ]
     lengths = [(len(p.target.ids) + 1, p.keys) for p in pairs]
@@ -102,7 +106,7 @@ def test_budgets() -> None:
     assert budget_of(SimpleNamespace(device=torch.device("cuda")), None) == BUDGETS["cuda"]
     assert budget_of(SimpleNamespace(device=torch.device("meta")), None) == BUDGETS["cpu"]
     assert budget_of(MODEL, 1) == 1
-    with pytest.raises(InputError, match="from 1 on, but was given 0"):
+    with pytest.raises(InputError, match="at least 1, not 0"):
         budget_of(MODEL, 0)
 
 
@@ -136,8 +140,8 @@ def test_audio_has_no_words() -> None:
     """Whisper's encoder makes one position of two frames."""
     model: Any = torch.nn.Linear(1, 1, dtype=torch.float64)
     model.device = torch.device("cpu")
-    pairs = [Pair(torch.ones(3, 8) * at, side([0, 1]), 0) for at in range(2)]
-    assert pairs[0].keys == 8
+    pairs = [SentencePair(torch.ones(3, 8) * at, side([0, 1]), 0) for at in range(2)]
+    assert pairs[0].keys == 4
     made = batch_of(model, pairs, [0, 1], ("awo",), 0)
     assert made.keys is made.to_source is made.absent() is None
     assert made.sources == []

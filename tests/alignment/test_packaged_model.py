@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import normscope
 from normscope import ExactnessError, InputError
 from normscope.alignment.aligner import FEW
 from normscope.alignment.extract import Choice
+from normscope.alignment.metadata import read_metadata
 from normscope.alignment.translator import embedded_model_path
-from normscope.alignment.words import about
 from normscope.decomposition import attention
 from normscope.kernels import quadratic_norms
 
@@ -96,12 +95,30 @@ def test_what_is_asked_for_goes_before_the_model_s_own_choice() -> None:
 
 
 def test_a_sentence_too_long_to_translate_is_left_out_where_asked() -> None:
-    with pytest.raises(InputError, match=r"source sentence 2 gives 601 tokens.*--skip-long"):
+    with pytest.raises(InputError, match=r"source sentence 2 has 601 tokens.*--skip-long"):
         normscope.translate_align(["gut .", "gut " * 600])
     found = normscope.translate_align(["gut .", "gut " * 600, ""], skip_long=True, beams=1)
     assert [one.skipped for one in found] == ["", "too long", "empty"]
     assert found[0].target
     assert not found[1].target
+
+
+def test_translations_are_aligned_as_they_are_when_given() -> None:
+    """With the model's normalization, target tokenizer and stored choices."""
+    sources = [
+        "Die Kinder bleiben heute zu Hause .",
+        "Wir haben keine Zeit .",
+        "Das Haus ist groß .",
+    ]
+    translated = normscope.translate_align(sources, beams=1)
+    targets = [" ".join(pair.target) for pair in translated]
+    assert all(targets)
+    aligned = normscope.align(sources, targets)
+    assert translated.links == aligned.links
+    assert [pair.links.scores for pair in translated] == [pair.links.scores for pair in aligned]
+    assert translated.choices == aligned.choices
+    assert translated.signature == aligned.signature
+    assert dict(translated[0].links)[1] == targets[0].split().index("children")
 
 
 def test_analyze_refuses_it_rather_than_cut_the_target_by_the_wrong_tokenizer() -> None:
@@ -110,10 +127,4 @@ def test_analyze_refuses_it_rather_than_cut_the_target_by_the_wrong_tokenizer() 
 
 
 def test_its_choice_stands_in_its_folder() -> None:
-    assert about(embedded_model_path()).choices[0] == (1, 0, "awi")
-
-
-def test_a_choice_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "normscope.json").write_text(json.dumps({"choices": [{"layer": 1}]}))
-    with pytest.raises(InputError, match=r"normscope\.json"):
-        about(tmp_path)
+    assert read_metadata(embedded_model_path()).choices[0] == Choice(1, 0, "awi")

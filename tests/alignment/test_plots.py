@@ -77,7 +77,7 @@ def test_aer_by_layer() -> None:
     assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "--"]
     assert ax.get_xticks().tolist() == [0, 1, 2]
     assert (ax.get_ylabel(), ax.get_title()) == ("AER (%)", "RWTH")
-    with pytest.raises(InputError, match=r"no curve was given"):
+    with pytest.raises(InputError, match=r"no curves were given"):
         aer_by_layer({})
 
 
@@ -93,7 +93,7 @@ def test_tables_by_head(draw: Any, factor: float) -> None:
     dark = values.min() if draw is aer_by_head else values.max()
     colours = {one: text.get_color() for one, text in zip(values.flat, ax.texts, strict=True)}
     assert colours[dark] == "white"
-    with pytest.raises(InputError, match=r"two axes, not 1"):
+    with pytest.raises(InputError, match=r"two axes \(layer, head\), not 1"):
         draw([0.1, 0.2])
 
 

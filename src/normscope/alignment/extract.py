@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.alignment.batches import Batch, Pair, batches, budget_of, parameter_of
+from normscope.alignment.batches import PairBatch, SentencePair, batches, budget_of, parameter_of
 from normscope.capture import Capture, capture
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.attention import MAPS, AttentionDecomposition, Positions
@@ -50,7 +50,7 @@ class Choice:
         return f"layer {self.layer}, head {head}, {self.reading}"
 
 
-Consume = Callable[[Batch, int, tuple[Head, ...], Tensor], None]
+Consume = Callable[[PairBatch, int, tuple[Head, ...], Tensor], None]
 
 
 class Extractor:
@@ -70,11 +70,11 @@ class Extractor:
         self.whole_layers = map not in MAPS
         self.error = 0.0
         self.scratch = Scratch()
-        self._batch: Batch | None = None
+        self._batch: PairBatch | None = None
 
     def run(
         self,
-        pairs: Sequence[Pair],
+        pairs: Sequence[SentencePair],
         wanted: Mapping[int, Sequence[Head]],
         readings: Sequence[str],
         consume: Consume,
@@ -165,7 +165,7 @@ class Extractor:
         stacked = torch.cat([one.double() for one in channels], dim=1)
         consume(batch, layer, ordered, torch.stack([batch.words(stacked, one) for one in readings]))
 
-    def _judge(self, made: Map, batch: Batch, layer: int) -> None:
+    def _judge(self, made: Map, batch: PairBatch, layer: int) -> None:
         """Keep the error; refuse a map that does not add up to the model's own output."""
         worst = made.gap.masked_fill(~batch.queries, 0).amax()
         worst = worst if made.spot is None else torch.maximum(worst, made.spot.amax())
