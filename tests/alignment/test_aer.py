@@ -16,25 +16,29 @@ from normscope.alignment.links import Link, Links
 def test_a_worked_example() -> None:
     # S = {00, 11}, P = S + {12, 21}; A = {00, 12, 30}: |A∩S| = 1, |A∩P| = 2.
     gold = [Links.of({(0, 0), (1, 1)}, {(1, 2), (2, 1)})]
-    made = score(gold, [Links.of({(0, 0), (1, 2), (3, 0)})])
-    assert made.precision == float(Fraction(2, 3))
-    assert made.recall == float(Fraction(1, 2))
-    assert made.aer == float(Fraction(2, 5))  # 1 − (2 + 1) / (3 + 2)
-    assert made.f1 == float(Fraction(4, 7))  # 2·⅔·½ / (⅔ + ½)
-    assert vars(made.counts) == {
+    result = score(gold, [Links.of({(0, 0), (1, 2), (3, 0)})])
+    assert result.precision == float(Fraction(2, 3))
+    assert result.recall == float(Fraction(1, 2))
+    assert result.aer == float(Fraction(2, 5))  # 1 − (2 + 1) / (3 + 2)
+    assert result.f1 == float(Fraction(4, 7))  # 2·⅔·½ / (⅔ + ½)
+    assert vars(result.counts) == {
         "sentences": 1, "links": 3, "sure": 2, "possible": 4, "sure_hits": 1, "possible_hits": 2,
     }  # fmt: skip
 
 
 def test_the_corpus_counts_as_one() -> None:
     gold = [Links.of({(0, 0)}), Links.of({(0, 1), (1, 0)}, {(2, 2)}), Links()]
-    made = [Links.of({(0, 0)}), Links.of({(0, 1), (2, 2), (3, 3), (4, 4)}), Links.of({(0, 0)})]
-    found = score(gold, made)
-    assert found.aer == float(1 - Fraction(1 + 2 + 0 + 1 + 1 + 0, 6 + 3))
-    assert found.precision == float(Fraction(3, 6))
-    assert found.recall == float(Fraction(2, 3))
+    hypothesis = [
+        Links.of({(0, 0)}),
+        Links.of({(0, 1), (2, 2), (3, 3), (4, 4)}),
+        Links.of({(0, 0)}),
+    ]
+    result = score(gold, hypothesis)
+    assert result.aer == float(1 - Fraction(1 + 2 + 0 + 1 + 1 + 0, 6 + 3))
+    assert result.precision == float(Fraction(3, 6))
+    assert result.recall == float(Fraction(2, 3))
     # Not the mean of the sentences' own: 0, 1 − 3/6 and 1.
-    assert found.aer != pytest.approx((0 + 0.5 + 1) / 3)
+    assert result.aer != pytest.approx((0 + 0.5 + 1) / 3)
 
 
 def test_perfect_and_none() -> None:
@@ -60,31 +64,32 @@ def corpora(seed: int, size: int = 40) -> tuple[list[Links], list[Links]]:
 
 
 def test_intervals_are_those_of_resampled_sentences() -> None:
-    gold, made = corpora(1)
-    found = score(gold, made, resamples=300, seed=7)
+    gold, hypothesis = corpora(1)
+    result = score(gold, hypothesis, resamples=300, seed=7)
     draw = np.random.default_rng(7)
     rates = []
     for _ in range(300):
         picked = draw.integers(len(gold), size=len(gold))
-        rates.append(score([gold[i] for i in picked], [made[i] for i in picked]).aer)
+        rates.append(score([gold[i] for i in picked], [hypothesis[i] for i in picked]).aer)
     low, high = np.quantile(rates, [0.025, 0.975])
-    assert found.intervals["aer"] == pytest.approx((low, high), abs=1e-15)
-    assert low < found.aer < high
-    assert found == score(gold, made, resamples=300, seed=7)
-    assert found.intervals != score(gold, made, resamples=300, seed=8).intervals
-    narrow = score(gold, made, resamples=300, seed=7, confidence=0.5).intervals
+    assert result.intervals["aer"] == pytest.approx((low, high), abs=1e-15)
+    assert low < result.aer < high
+    assert result == score(gold, hypothesis, resamples=300, seed=7)
+    assert result.intervals != score(gold, hypothesis, resamples=300, seed=8).intervals
+    narrow = score(gold, hypothesis, resamples=300, seed=7, confidence=0.5).intervals
     assert all(
-        found.intervals[k][0] < narrow[k][0] < narrow[k][1] < found.intervals[k][1] for k in narrow
+        result.intervals[k][0] < narrow[k][0] < narrow[k][1] < result.intervals[k][1]
+        for k in narrow
     )
-    assert score(gold, made).intervals == {}
+    assert score(gold, hypothesis).intervals == {}
     for wrong in (95.0, 0.0, 1.0):
         with pytest.raises(InputError, match=r"between 0 and 1"):
-            score(gold, made, resamples=2, confidence=wrong)
+            score(gold, hypothesis, resamples=2, confidence=wrong)
 
 
 def test_counts_by_sentence() -> None:
-    gold, made = corpora(2)
-    for row, g, a in zip(counts_of(gold, made), gold, made, strict=True):
+    gold, hypothesis = corpora(2)
+    for row, g, a in zip(counts_of(gold, hypothesis), gold, hypothesis, strict=True):
         both = [x for x in a.sure if x in g.sure], [x for x in a.sure if x in g.possible]
         assert row.tolist() == [
             len(a.sure), len(g.sure), len(g.possible), len(both[0]), len(both[1]),

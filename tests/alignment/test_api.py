@@ -25,7 +25,7 @@ from tests.helpers.tiny import tokenizer
 
 def test_sentences_in_every_form(marian: Any) -> None:
     expected = linked(SOURCE, TARGET, marian)
-    words = [one.split() for one in SOURCE], [one.split() for one in TARGET]
+    words = [line.split() for line in SOURCE], [line.split() for line in TARGET]
     assert linked(*words, marian) == expected
     assert linked(SOURCE[0], TARGET[0], marian) == expected[:1]
     assert any(expected)
@@ -35,7 +35,7 @@ def test_sentences_in_every_form(marian: Any) -> None:
     assert len(alignments) == len(list(alignments)) == 3
     assert alignments[0].soft is None
     assert alignments.ranking == []
-    assert [str(one) for one in alignments.choices] == ["layer 1, head sum, awi"]
+    assert [str(choice) for choice in alignments.choices] == ["layer 1, head sum, awi"]
     assert "|choice:1.sum.awi|" in alignments.signature
     assert "|map:attn_n|" in alignments.signature
     assert "|weights:sha256=" in alignments.signature
@@ -48,8 +48,8 @@ def test_an_empty_line_has_no_links(marian: Any) -> None:
         [SOURCE[0], "", SOURCE[1], "a"], [TARGET[0], "rain", TARGET[1], " "],
         marian, tokenizer(pair=False), **FIXED,
     )  # fmt: skip
-    assert [set(one.links) for one in alignments] == [expected[0], set(), expected[1], set()]
-    assert [one.skipped for one in alignments] == ["", "empty", "", "empty"]
+    assert [set(pair.links) for pair in alignments] == [expected[0], set(), expected[1], set()]
+    assert [pair.skipped for pair in alignments] == ["", "empty", "", "empty"]
     nothing = align([""], ["a"], marian, tokenizer(pair=False))
     assert (len(nothing[0].links), nothing.choices) == (0, ())
 
@@ -72,7 +72,7 @@ def test_a_sentence_beyond_the_limit(marian: Any) -> None:
     alignments = align(
         [SOURCE[0], long], TARGET[:2], marian, tokenizer(pair=False), skip_long=True, **FIXED
     )
-    assert [one.skipped for one in alignments] == ["", "too long"]
+    assert [pair.skipped for pair in alignments] == ["", "too long"]
     assert set(alignments[0].links) == linked(SOURCE[:1], TARGET[:1], marian)[0]
     assert len(alignments[1].links) == 0
 
@@ -102,10 +102,10 @@ def test_both_directions(marian: Any, reverse_marian: Any, how: str | None) -> N
         SOURCE, TARGET, marian, mine,
         reverse_model=reverse_marian, reverse_tokenizer=mine, symmetrize=how, **FIXED,
     )  # fmt: skip
-    for one, a, b in zip(alignments, ahead, other, strict=True):
+    for pair, a, b in zip(alignments, ahead, other, strict=True):
         expected = symmetrize_links(a.links, b.links.flipped(), how or "grow-diag-final-and")
-        assert one.links == expected
-        assert one.links.scores == pytest.approx(expected.scores)
+        assert pair.links == expected
+        assert pair.links.scores == pytest.approx(expected.scores)
     assert alignments.reverse_choices == alignments.choices
     assert f"|symmetrize:{how or 'grow-diag-final-and'}|" in alignments.signature
 
@@ -136,14 +136,14 @@ def test_translate_align() -> None:
     how: Any = {"max_length": 9, "do_sample": False, "num_beams": 1, "early_stopping": None}
     model.generation_config.update(**how, forced_bos_token_id=None, no_repeat_ngram_size=None)
     alignments = translate_align([*SOURCE, ""], model, mine, **FIXED)
-    for one, text in zip(alignments, SOURCE, strict=False):
+    for pair, text in zip(alignments, SOURCE, strict=False):
         ids = model.generate(**mine(text, return_tensors="pt"))
-        assert list(one.target) == mine.decode(ids[0], skip_special_tokens=True).split()
-        assert one.source == tuple(text.split())
+        assert list(pair.target) == mine.decode(ids[0], skip_special_tokens=True).split()
+        assert pair.source == tuple(text.split())
     assert (alignments[3].target, alignments[3].skipped) == ((), "empty")
-    targets = [" ".join(one.target) for one in alignments[:3]]
-    assert [set(one.links) for one in alignments[:3]] == [
-        set(one.links) for one in align(SOURCE, targets, model, mine, **FIXED)
+    targets = [" ".join(pair.target) for pair in alignments[:3]]
+    assert [set(pair.links) for pair in alignments[:3]] == [
+        set(pair.links) for pair in align(SOURCE, targets, model, mine, **FIXED)
     ]
 
 

@@ -63,7 +63,9 @@ def test_what_is_written_is_read_back(tmp_path: Path, suffix: str) -> None:
     again = read_links(path)
     assert again == links
     if suffix == ".jsonl":
-        assert [one.scores for one in again] == [one.scores for one in links]
+        assert [pair_links.scores for pair_links in again] == [
+            pair_links.scores for pair_links in links
+        ]
     assert list(tmp_path.iterdir()) == [path]  # nothing half-written beside it
 
 

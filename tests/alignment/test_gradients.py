@@ -26,7 +26,7 @@ def slopes(model: Any, source: str, target: str, probability: bool) -> tuple[Any
     shift = torch.zeros(ids.shape[1], model.config.d_model, dtype=torch.float64)
 
     def chances() -> torch.Tensor:
-        hook = table.register_forward_hook(lambda _, __, made: _once(made, shift, calls))
+        hook = table.register_forward_hook(lambda _, __, output: _once(output, shift, calls))
         calls.clear()
         with torch.no_grad():
             logits = model(input_ids=ids, decoder_input_ids=read).logits[0]
@@ -35,21 +35,21 @@ def slopes(model: Any, source: str, target: str, probability: bool) -> tuple[Any
         return logs.exp() if probability else logs
 
     calls: list[int] = []
-    made = torch.zeros(len(labels), *shift.shape, dtype=torch.float64)
+    differences = torch.zeros(len(labels), *shift.shape, dtype=torch.float64)
     for key in range(shift.shape[0]):
         for at in range(shift.shape[1]):
             shift[key, at] = 1e-5
             ahead = chances()
             shift[key, at] = -1e-5
-            made[:, key, at] = (ahead - chances()) / 2e-5
+            differences[:, key, at] = (ahead - chances()) / 2e-5
             shift[key, at] = 0
     with torch.no_grad():
-        return made, table(ids)[0]
+        return differences, table(ids)[0]
 
 
-def _once(made: torch.Tensor, shift: torch.Tensor, calls: list[int]) -> torch.Tensor:
+def _once(embeddings: torch.Tensor, shift: torch.Tensor, calls: list[int]) -> torch.Tensor:
     calls.append(1)
-    return made + shift if len(calls) == 1 else made
+    return embeddings + shift if len(calls) == 1 else embeddings
 
 
 @pytest.mark.parametrize("method", ["saliency", "smoothgrad"])
@@ -64,10 +64,10 @@ def test_gradients_equal_finite_differences(method: str) -> None:
         [torch.stack([row[1], row[2], row[0] + row[3]]) for row in (pieces[1], pieces[2])]
     )
     how: Any = {"method": method, "copies": 1, "noise": 0.0, "soft": True}
-    made = align([source, "a cat sat"], [target, "the"], model, tokenizer(pair=False), **how)
-    assert made[0].soft is not None
-    np.testing.assert_allclose(made[0].soft, expected.numpy(), rtol=1e-4)
-    assert made.choices == ()
+    alignments = align([source, "a cat sat"], [target, "the"], model, tokenizer(pair=False), **how)
+    assert alignments[0].soft is not None
+    np.testing.assert_allclose(alignments[0].soft, expected.numpy(), rtol=1e-4)
+    assert alignments.choices == ()
 
 
 def test_noise_is_a_share_of_the_range_of_a_sentence() -> None:
@@ -75,12 +75,12 @@ def test_noise_is_a_share_of_the_range_of_a_sentence() -> None:
     points = 3 * torch.randn(2, 4, 6, generator=draw, dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     points[1, 2:] *= 100  # padding has no say in it
-    found = gradients._noise(points, mask, 0.2, torch.Generator().manual_seed(9))
+    noise = gradients._noise(points, mask, 0.2, torch.Generator().manual_seed(9))
     again = torch.Generator().manual_seed(9)
     plain = torch.randn(2, 4, 6, generator=again, dtype=torch.float64)
     for row, real in enumerate((points[0], points[1, :2])):
         expected = plain[row] * 0.2 * (real.max() - real.min())
-        torch.testing.assert_close(found[row], expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(noise[row], expected, rtol=1e-12, atol=0)
 
 
 def test_smoothgrad_averages_noisy_copies() -> None:
@@ -94,7 +94,7 @@ def test_smoothgrad_averages_noisy_copies() -> None:
     assert not np.allclose(exact, noisy)
     np.testing.assert_array_equal(noisy, soft(copies=8, noise=0.05))
     assert not np.allclose(noisy, soft(copies=8, noise=0.05, seed=1))
-    near, far = (np.abs(soft(copies=8, noise=one) - exact).max() for one in (1e-4, 0.1))
+    near, far = (np.abs(soft(copies=8, noise=noise) - exact).max() for noise in (1e-4, 0.1))
     assert near < far / 20
     np.testing.assert_allclose(soft(copies=3, noise=0.0), exact, rtol=1e-5)
     with pytest.raises(InputError, match=r"copies must be at least 1"):

@@ -39,12 +39,12 @@ def test_every_option_reaches_the_dataclass(monkeypatch: pytest.MonkeyPatch) -> 
         raise InputError("seen")
 
     monkeypatch.setattr(api, "AlignOptions", record)
-    for function, given in (
+    for function, sentences in (
         (align, {"source": "a", "target": "b"}),
         (translate_align, {"source": "a"}),
     ):
         with pytest.raises(InputError, match="seen"):
-            inspect.unwrap(function)(**given, **values)  # unwrapped: without the check of types
+            inspect.unwrap(function)(**sentences, **values)  # unwrapped: without the check of types
     assert seen == [values, values]
 
 

@@ -15,7 +15,7 @@ def test_eflomal_learns_from_the_text() -> None:
     source = [[words[i] for i in draw.permutation(12)[:5]] for _ in range(300)]
     target = [[word.upper() for word in reversed(line)] for line in source]
     alignments = align([*source, []], [*target, ["X"]], method="eflomal")
-    right = sum(set(one.links) == {(i, 4 - i) for i in range(5)} for one in alignments)
+    right = sum(set(pair.links) == {(i, 4 - i) for i in range(5)} for pair in alignments)
     assert right > 290
     assert alignments[300].skipped == "empty"
     assert alignments.signature.startswith("method:eflomal|symmetrize:grow-diag-final-and")

@@ -116,16 +116,16 @@ def test_an_order_other_than_the_published_one_would_show() -> None:
 def test_scores_are_the_mean_of_both() -> None:
     a = Links(frozenset({(0, 0), (1, 1)}), scores={(0, 0): 0.5, (1, 1): 1.0})
     b = Links(frozenset({(0, 0)}), scores={(0, 0): 0.25})
-    made = symmetrize_links(a, b, "union")
-    assert made.scores == {(0, 0): 0.375, (1, 1): 0.5}
+    combined = symmetrize_links(a, b, "union")
+    assert combined.scores == {(0, 0): 0.375, (1, 1): 0.5}
     assert symmetrize_links(Links.of({(0, 0)}), Links.of({(0, 0)}), "union").scores == {}
     assert math.isclose(sum(b.flipped().scores.values()), 0.25)
 
 
 def test_scores_of_one_direction_count_half() -> None:
     links = frozenset({(0, 0), (1, 2)})
-    told, silent = Links(links, links, {(0, 0): 0.5, (1, 2): 1.0}), Links(links, links, {})
-    for pair in ((told, silent), (silent, told)):
+    scored, silent = Links(links, links, {(0, 0): 0.5, (1, 2): 1.0}), Links(links, links, {})
+    for pair in ((scored, silent), (silent, scored)):
         assert symmetrize_links(*pair, "union").scores == {(0, 0): 0.25, (1, 2): 0.5}
     assert symmetrize_links(silent, silent, "union").scores == {}
 

@@ -42,7 +42,7 @@ def test_pieces_know_their_word(kind: str) -> None:
         assert (side.word_of[-1], side.ids[-1]) == (FRAME, 2)
         # The pieces of each word, put together, are the word.
         for at, word in enumerate(words):
-            ids = [one for one, own in zip(side.ids, side.word_of, strict=True) if own == at]
+            ids = [piece for piece, own in zip(side.ids, side.word_of, strict=True) if own == at]
             if 3 not in ids:
                 text = tokenizer.convert_tokens_to_string(tokenizer.convert_ids_to_tokens(ids))
                 assert text.replace(" ##", "").replace(" ", "") == word
@@ -60,7 +60,7 @@ def test_word_ids_of_the_tokenizer_agree() -> None:
     words = [["cats", "was", "raining", ",", "never"]]
     (side,) = encode_sides(tokenizer, words)
     expected = tokenizer(words, is_split_into_words=True).word_ids(0)
-    assert side.word_of == [FRAME if one is None else one for one in expected]
+    assert side.word_of == [FRAME if word is None else word for word in expected]
     assert len(side.ids) > len(words[0]) + 2
 
 
@@ -80,8 +80,8 @@ def test_a_prefix_is_no_word() -> None:
         (side,) = encode_sides(tokenizer, [["the", "dogs"]], prefix="a mat :")
         assert side.words == 2
         assert side.word_of[0] == FRAME
-        assert [one for one in side.word_of if one != FRAME] == [
-            one for one in plain.word_of if one != FRAME
+        assert [word for word in side.word_of if word != FRAME] == [
+            word for word in plain.word_of if word != FRAME
         ]
 
 

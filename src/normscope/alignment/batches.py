@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from normscope.alignment.words import FRAME, Side
 from normscope.decomposition.attention import Positions
@@ -184,11 +185,9 @@ def parameter_of(model: nn.Module) -> nn.Parameter:
 
 def padded(rows: Sequence[Sequence[int]], filler: int) -> tuple[Tensor, Tensor]:
     """Return ids as (row, position), padded on the right, and their attention mask."""
-    values, row, place = _flat(rows)
-    ids = torch.full((len(rows), int(place.max()) + 1), filler)
-    mask = torch.zeros_like(ids)
-    ids[row, place], mask[row, place] = values, 1
-    return ids, mask
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler)
+    return ids, (torch.arange(ids.shape[1]) < lengths[:, None]).long()
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:

@@ -214,8 +214,7 @@ def translator(options: AlignOptions) -> Translator:
     The target has a tokenizer of its own if ``options.tokenizer`` is a pair, or if the
     ``normscope.json`` in the model's folder names one.
     """
-    named = options.model is None or isinstance(options.model, str | os.PathLike)
-    model, tokenizer = _load(options) if named else (options.model, options.tokenizer)
+    model, tokenizer = _resolve(options)
     cross_shape(model)  # raises InputError for a model without cross-attention
     if tokenizer is None:
         raise InputError(
@@ -231,11 +230,17 @@ def translator(options: AlignOptions) -> Translator:
         model.config._name_or_path = EMBEDDED_NAME
     languages = options.source_lang, options.target_lang
     unchecked = Translator(model, source, target, metadata, *languages, options.prefix)
-    return unchecked.check_languages(named=named, moses=options.words == "moses")
+    return unchecked.check_languages(named=_is_named(options), moses=options.words == "moses")
 
 
-def _load(options: AlignOptions) -> tuple[Any, Any]:
-    """Load a model by its name, with its tokenizer unless one is given."""
+def _is_named(options: AlignOptions) -> bool:
+    return options.model is None or isinstance(options.model, str | os.PathLike)
+
+
+def _resolve(options: AlignOptions) -> tuple[Any, Any]:
+    """Return the model and its tokenizer, and load them if the model was given by name."""
+    if not _is_named(options):
+        return options.model, options.tokenizer
     name = embedded_model_path() if options.model is None else options.model
     revision, dtype = options.revision, options.dtype
     model, tokenizer = load(name, revision=revision, dtype=dtype, device=options.device)
