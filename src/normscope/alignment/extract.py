@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.alignment.batches import Batch, Pair, batches, budget_of
+from normscope.alignment.batches import PairBatch, SentencePair, batches, budget_of
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, NORMS, need_whole_layers
-from normscope.engine.batch import Batch as EngineBatch
+from normscope.engine.batch import Batch
 from normscope.engine.measure import Enough, Needs, Observed, Part
 from normscope.engine.run import run
 from normscope.errors import InputError
@@ -40,7 +40,7 @@ class Choice:
         return f"layer {self.layer}, head {head}, {self.reading}"
 
 
-Consume = Callable[[Batch, int, tuple[Head, ...], Tensor], None]
+Consume = Callable[[PairBatch, int, tuple[Head, ...], Tensor], None]
 
 
 class Extractor:
@@ -61,7 +61,7 @@ class Extractor:
 
     def run(
         self,
-        pairs: Sequence[Pair],
+        pairs: Sequence[SentencePair],
         wanted: Mapping[int, Sequence[Head]],
         readings: Sequence[str],
         consume: Consume,
@@ -85,10 +85,10 @@ class Extractor:
             self.error = max([self.error, *judged.gaps[0].values()])
 
 
-class TranslationBatch(EngineBatch):
+class TranslationBatch(Batch):
     """Sentence pairs that go through both stacks, without the output layer."""
 
-    def __init__(self, model: Any, pairs: Batch) -> None:
+    def __init__(self, model: Any, pairs: PairBatch) -> None:
         super().__init__(model, pairs.inputs, forward=lambda model: forward(model, pairs.inputs))
         self.pairs = pairs
 
@@ -116,7 +116,7 @@ class SoftAlignments:
         return {}
 
     def _consume(self, view: LayerView, layer: int, heads: tuple[Head, ...]) -> None:
-        batch: Batch = view.batch.pairs
+        batch: PairBatch = view.batch.pairs
         # Keys are those of the encoder; a map through the residual has one more, left out below.
         count = view.positions.keys.shape[1]
         single = [head for head in heads if head is not None]
@@ -134,9 +134,7 @@ class SoftAlignments:
         words = torch.stack([batch.words(stacked, reading) for reading in self.readings])
         self.consume(batch, layer, ordered, words)
 
-    def finish(
-        self, batch: EngineBatch, parts: Mapping[Part, Observed], paths: frozenset[str]
-    ) -> None:
+    def finish(self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]) -> None:
         """Return nothing: everything was handed over layer by layer."""
 
 

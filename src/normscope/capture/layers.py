@@ -173,7 +173,8 @@ def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
 
 
 def _find_layouts(model: nn.Module) -> dict[str, Layout]:
-    config, found_layouts = getattr(model, "config", None), {}
+    config = getattr(model, "config", None)
+    found_layouts: dict[str, Layout] = {}
     for name, listed in model.named_modules():
         inside = any(name.startswith(f"{layer}.") for layer in found_layouts)
         if not isinstance(listed, nn.ModuleList) or inside:

@@ -24,11 +24,11 @@ from normscope.kernels.backend import triton_for
 from normscope.measures.maps import Maps
 from normscope.models.loading import resolve
 from normscope.models.running import accepted_by
-from normscope.results.arrays import take
 from normscope.results.contributions import Contributions
 from normscope.results.signature import Signature
 from normscope.text.limits import check_fits, max_length_of
-from normscope.text.tokens import Encoded, Tokens, encode, pad
+from normscope.text.targets import shift_right
+from normscope.text.tokens import Encoded, encode, pad
 
 BATCH_TOKENS = 2048  # padded tokens that go through the model at once
 
@@ -385,25 +385,4 @@ def _encode_row(
     source = encoded(text, pair, as_target=False)
     if target is None:
         return source, None
-    return source, _shift_right(model, tokenizer, encoded(target, None, as_target=True))
-
-
-def _shift_right(model: Any, tokenizer: Any, target: Encoded) -> Encoded:
-    """Return what the decoder reads to write ``target``: its start token, then all but the last."""
-    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    start = getattr(model.config, "decoder_start_token_id", None)
-    if prepare is not None:
-        first = int(prepare(torch.tensor([target.ids], device=model.device))[0, 0])
-    else:
-        first = target.ids[-1] if start is None else start
-    name = str(tokenizer.convert_ids_to_tokens(first))
-    rest = take(target.tokens, range(len(target.ids) - 1))
-    tokens = Tokens(
-        strings=(name, *rest.strings),
-        ids=(first, *target.ids[:-1]),
-        special=(True, *rest.special),
-        texts=(name, *rest.texts),
-        word_of=None if rest.word_of is None else (0, *(word + 1 for word in rest.word_of)),
-        words=None if rest.words is None else (name, *rest.words),
-    )
-    return Encoded([first, *target.ids[:-1]], extra={}, tokens=tokens)
+    return source, shift_right(model, tokenizer, encoded(target, None, as_target=True))
