@@ -150,8 +150,6 @@ def test_audio_has_no_words() -> None:
     assert batch.keys is batch.to_source is batch.absent() is None
     assert batch.sources == []
     assert batch.inputs["input_features"].dtype == torch.float64
-    assert batch.positions.keys.shape == (2, 4)
-    assert bool(batch.positions.keys.all())
     sizes = [len(cut.rows) for cut in batches(model, pairs, ("awo",), padding=0, budget=13)]
     assert sizes == [1, 1]  # 2 · (3 + 4) are more
     assert len(list(batches(model, pairs, ("awo",), padding=0, budget=14))) == 1

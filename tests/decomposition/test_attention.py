@@ -113,7 +113,7 @@ def test_ratios_of_lengths() -> None:
     keys = torch.ones(2, 4, dtype=torch.bool)
     made = ScopeMap(SCOPES["attn_n"], keys, 3, own=lengths[0], others=lengths[1])
     assert_close(made.ratio(), lengths[1] / (lengths[0] + lengths[1]), **EXACT)
-    made.own = made.others = torch.zeros(2, 3)
+    made.own = made.others = torch.zeros(2, 3).double()
     assert (made.ratio() == 0).all()
 
 

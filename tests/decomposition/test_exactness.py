@@ -139,7 +139,6 @@ def test_maps_from_the_weights_alone(name: str, weights: Any, norm: Any, groups:
             assert_allclose(
                 summed[row]["attn_n"][layer], expected["attn_n sum"], rtol=1e-10, atol=1e-13
             )
-            assert result.transformed_norm is not None
             assert_allclose(
                 result.transformed_norm[layer], expected["transformed_norm"], rtol=1e-11
             )

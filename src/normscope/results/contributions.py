@@ -181,9 +181,11 @@ class Contributions:
         return self._key_tokens
 
     @property
-    def transformed_norm(self) -> LabelledArray | None:
+    def transformed_norm(self) -> LabelledArray:
         """(layer, head, key): the length of each key's transformed vector."""
         self._choose_a_part("transformed_norm")
+        if self._transformed_norm is None:
+            raise InputError("this result has no transformed norms: its maps were reduced")
         return self._transformed_norm
 
     mixing_ratio = _kind("mixing_ratio", "Map name -> (layer, query); empty when not computed.")

@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from scipy.stats import poisson, rankdata, spearmanr
 
 from normscope.measures.statistics import Settings, hashing
-from normscope.measures.statistics.feedforward import Amplification, Change
+from normscope.measures.statistics.feedforward import AmplifiedPairs, Change
 from normscope.measures.statistics.moments import (
     means,
     merge_moments,
@@ -191,7 +191,7 @@ def test_amplified_pairs_stand_in_order() -> None:
         },
         "tokens": {str(i): f"t{i}" for i in range(10)},
     }
-    table = Amplification(Settings()).result(state)["pairs"].columns
+    table = AmplifiedPairs(Settings()).result(state)["pairs"].columns
     names = ("layer", "query_token", "key_token", "count")
     assert list(zip(*(list(table[name]) for name in names), strict=True)) == [
         (0, "t9", "t1", 2),

@@ -178,7 +178,7 @@ def _map_slab(
     weights = slabs.values(number)
     if name == WEIGHTS and "head" not in array.axes and _close(weights.mean(axis=1), values):
         return slabs.add_mean(number)
-    norm = owner.transformed_norm
+    norm = owner._transformed_norm
     if name == NORMS and "head" in array.axes and norm is not None:
         factor = norm.values.astype(np.float64)
         fits = factor.shape == (*weights.shape[:2], weights.shape[3])
