@@ -24,8 +24,8 @@ from normscope.decomposition.maps import NAMES
 from normscope.models.architectures import tiny_model
 from normscope.show.page import encode, formulas, gather, page, payload, show, write
 from normscope.show.page.document import asset, code
-from tests.cli.test_commands import run
 from tests.helpers import pages
+from tests.helpers.commands import run
 from tests.helpers.tiny import tokenizer
 
 HOSTILE = (
