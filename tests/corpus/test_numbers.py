@@ -248,9 +248,9 @@ def test_categories_on_the_command_line_are_those_of_python(folder: Path, tmp_pa
         (["stop"], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
         (["=the"], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
         (["stop="], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
-        (["stop=the,,a"], "parted by one comma"),
-        (['stop=the,"'], "parted by one comma"),
-        (["c=/(/"], "is no regular expression"),
+        (["stop=the,,a"], "separate them by single commas"),
+        (['stop=the,"'], "separate them by single commas"),
+        (["c=/(/"], "is not a valid regular expression"),
         (["c=/zebra[0-9]/"], "no token of the tokenizer's vocabulary"),
         (["stop=zebra"], "is not in the tokenizer's vocabulary"),
         (["stop=the", "stop=a"], "was given twice"),
@@ -278,10 +278,10 @@ def test_ctrl_c_says_how_to_go_on(
         done, lost = command(*kept), command(*common)
         anew = command(*kept, "--restart")
     assert (done.exit_code, lost.exit_code) == (130, 130)
-    where = f"normscope: the standing is kept in {tmp_path / 'out'}; the same command continues"
+    where = f"normscope: progress is saved in {tmp_path / 'out'}; the same command continues"
     assert where in done.output
     assert done.output.endswith("normscope: error: interrupted\n")
-    assert "nothing was kept; with --output DIR a run can be continued" in lost.output
+    assert "nothing was saved; a run with --output DIR can be continued" in lost.output
     assert "; the same command without --restart continues" in anew.output
     again = command(*kept)
     assert again.exit_code == 0, again.output
