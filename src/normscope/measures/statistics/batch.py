@@ -26,7 +26,8 @@ from normscope.decomposition.attention import TINY, AttentionDecomposition
 from normscope.decomposition.block import length
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.foundation.shapes import Bool, Float, Int
-from normscope.measures.statistics.base import Row, Settings
+from normscope.measures.statistics.base import Row
+from normscope.measures.statistics.settings import StatisticSettings as Settings
 from normscope.measures.statistics.vocabulary import Vocabulary
 
 ANALYSES = ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n")

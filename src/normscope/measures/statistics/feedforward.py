@@ -18,10 +18,12 @@ from normscope.decomposition.attention import Positions
 from normscope.decomposition.layer import LayerDecomposition
 from normscope.decomposition.maps import bound_of, layer_maps
 from normscope.errors import ExactnessError, InputError
-from normscope.measures.statistics.base import Settings, State, Table
+from normscope.foundation.ranks import spearman
+from normscope.measures.statistics.base import StatisticState as State
+from normscope.measures.statistics.base import Table
 from normscope.measures.statistics.batch import Batch, Layer
 from normscope.measures.statistics.moments import add, grid, means, with_interval
-from normscope.measures.statistics.ranks import spearman
+from normscope.measures.statistics.settings import StatisticSettings as Settings
 
 
 def scope_maps(layer: Layer) -> dict[str, Tensor]:

@@ -14,10 +14,12 @@ from normscope.capture.layers import LayerCapture, capture_layers
 from normscope.decomposition.maps import check_maps_of
 from normscope.engine.runner import accepted_by, evaluating
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
-from normscope.measures.statistics.base import CONDITIONS, Row, Settings, State, Statistic
+from normscope.measures.statistics.base import CONDITIONS, Row, Statistic
+from normscope.measures.statistics.base import StatisticState as State
 from normscope.measures.statistics.batch import Batch, Inputs, Layer
 from normscope.measures.statistics.check import CHECKED, worst_gap
 from normscope.measures.statistics.hashing import is_checked, masked_positions
+from normscope.measures.statistics.settings import StatisticSettings as Settings
 from normscope.measures.statistics.vocabulary import Vocabulary
 
 
