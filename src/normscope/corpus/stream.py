@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,8 @@ def row_hash(keys: Unsigned, seed: int) -> Unsigned:
         keys: The number of a row, or a uint64 array of such numbers.
         seed: Another seed gives other numbers.
     """
-    return mix((keys * INCREMENT + ((seed + 1) * _SEED_INCREMENT & MASK)) & MASK)
+    offset: Any = (seed + 1) * _SEED_INCREMENT & MASK
+    return mix((keys * INCREMENT + offset) & MASK)
 
 
 @dataclass(frozen=True)

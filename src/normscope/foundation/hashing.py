@@ -8,7 +8,7 @@ dependencies has them for all three.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,10 @@ def mix(state: Unsigned) -> Unsigned:
 
     Takes a Python integer or a uint64 array.
     """
-    state = ((state ^ (state >> 30)) * _FIRST) & MASK
-    state = ((state ^ (state >> 27)) * _SECOND) & MASK
-    return state ^ (state >> 31)
+    bits: Any = state  # numpy's types do not tell that an array stays unsigned
+    bits = ((bits ^ (bits >> 30)) * _FIRST) & MASK
+    bits = ((bits ^ (bits >> 27)) * _SECOND) & MASK
+    return bits ^ (bits >> 31)
 
 
 def mix_tensor(state: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
