@@ -386,7 +386,7 @@ def test_ctrl_c_says_how_to_go_on(
     def pressed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work.Worker, "run", pressed)
+    monkeypatch.setattr(work.CorpusWorker, "run", pressed)
     model, text = map(str, inputs)
     output = tmp_path / "r"
     command = ["reproduce", "emnlp2021", "--model", model, "--data", text, "-o", str(output)]

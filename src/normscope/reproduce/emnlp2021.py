@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normscope.foundation.ranks import spearman
 from normscope.measures.analysis import analyze
 from normscope.measures.properties import OUTPUT_BIAS, expansion_rate
 from normscope.measures.statistics import Settings, Statistic, Table, choose
-from normscope.measures.statistics.ranks import spearman
 from normscope.reproduce.exhibits import (
     ANALYSES,
     Exhibit,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import InputError
-from normscope.foundation.files import write_bytes
+from normscope.foundation.files import whole_file
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
 from normscope.text.tokens import Tokens
@@ -28,13 +28,8 @@ def save(result: Contributions, path: str | os.PathLike[str]) -> None:
     header, tensors = _pack(result)
     # One metadata entry, so that the same result always gives the same bytes.
     data = to_bytes(tensors, metadata={FORMAT: json.dumps(header)})
-    try:
-        write_bytes(Path(path).resolve(), data)
-    except OSError as problem:
-        raise InputError(
-            f"could not save to {os.fspath(path)}: {problem.strerror or problem}; nothing was "
-            "changed there; choose a folder that exists, may be written to and has room"
-        ) from problem
+    with whole_file(path) as file:
+        file.write(data)
 
 
 def load(path: str | os.PathLike[str]) -> Contributions:

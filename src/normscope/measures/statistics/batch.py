@@ -26,8 +26,9 @@ from normscope.engine.batch import Batch
 from normscope.engine.measure import Observed
 from normscope.errors import InputError
 from normscope.foundation.shapes import Bool, Float, Int
-from normscope.measures.statistics.base import Row, Settings
+from normscope.measures.statistics.base import Row
 from normscope.measures.statistics.hashing import masked_positions, resampling_weights
+from normscope.measures.statistics.settings import StatisticSettings
 from normscope.measures.statistics.vocabulary import Vocabulary
 from normscope.models.running import accepted_by
 
@@ -40,7 +41,7 @@ class CorpusBatch(Batch):
         model: nn.Module,
         rows: Sequence[Row],
         condition: str,
-        settings: Settings,
+        settings: StatisticSettings,
         vocabulary: Vocabulary,
     ) -> None:
         self.rows, self.condition = tuple(rows), condition

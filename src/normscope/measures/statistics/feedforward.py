@@ -15,10 +15,11 @@ import torch
 
 from normscope.decomposition.scopes import SCOPES
 from normscope.errors import InputError
-from normscope.measures.statistics.base import Settings, State, Table
+from normscope.foundation.ranks import spearman
+from normscope.measures.statistics.base import StatisticState, Table
 from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import add, grid, means, with_interval
-from normscope.measures.statistics.ranks import spearman
+from normscope.measures.statistics.settings import StatisticSettings
 
 
 def cells_of(layer: Layer) -> Any:
@@ -44,7 +45,7 @@ class Change:
     name: ClassVar[str] = "change"
     conditions: ClassVar[tuple[str, ...]] = ("plain",)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StatisticSettings) -> None:
         self.settings = settings
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
@@ -57,7 +58,7 @@ class Change:
             for before, after in pairwise(maps)
         }
 
-    def measure(self, batch: MeasuredBatch) -> State:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         steps = [name for name in batch.names if name.startswith("change_")]
         found = np.stack([batch[name] for name in steps], axis=-1)  # row layer step
         defined = found >= 0
@@ -67,11 +68,11 @@ class Change:
             "sequences": np.tensordot(batch.weights, defined.astype(float), 1),
         }
 
-    def merge(self, one: State, other: State) -> State:
+    def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:
         sums = [{name: part[name] for name in ("sum", "sequences")} for part in (one, other)]
         return {"steps": one["steps"], **add(*sums)}
 
-    def result(self, state: State) -> dict[str, Table]:
+    def result(self, state: StatisticState) -> dict[str, Table]:
         samples = means(state["sum"], state["sequences"])
         columns = grid(layer=range(samples.shape[1]), step=state["steps"].tolist())
         columns |= with_interval("change", samples, self.settings.confidence)
@@ -94,7 +95,7 @@ class AmplifiedPairs:
     name: ClassVar[str] = "amplification"
     conditions: ClassVar[tuple[str, ...]] = ("plain",)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StatisticSettings) -> None:
         self.settings = settings
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
@@ -119,7 +120,7 @@ class AmplifiedPairs:
         )
         return {f"grown_{name}": one for name, one in zip(_CELL, found, strict=True)}
 
-    def measure(self, batch: MeasuredBatch) -> State:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         cells = {name: np.concatenate(batch.lists(f"grown_{name}")) for name in _CELL}
         made = self._keep(cells)
         ids = np.unique(np.concatenate([made["query_id"], made["key_id"]]))
@@ -128,7 +129,7 @@ class AmplifiedPairs:
             "tokens": dict(zip(map(str, ids.tolist()), batch.vocabulary.strings(ids), strict=True)),
         }
 
-    def _keep(self, cells: State) -> State:
+    def _keep(self, cells: StatisticState) -> StatisticState:
         """The largest of each layer; equal ones by sequence, query and key."""
         ties = ("key", "query", "sequence")
         order = np.lexsort([*(cells[name] for name in ties), -cells["difference"], cells["layer"]])
@@ -137,14 +138,14 @@ class AmplifiedPairs:
         kept = order[place < self.settings.top]
         return {name: values[kept] for name, values in cells.items()}
 
-    def merge(self, one: State, other: State) -> State:
+    def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:
         a, b = one["cells"], other["cells"]
         return {
             "cells": self._keep({name: np.concatenate([a[name], b[name]]) for name in a}),
             "tokens": one["tokens"] | other["tokens"],
         }
 
-    def result(self, state: State) -> dict[str, Table]:
+    def result(self, state: StatisticState) -> dict[str, Table]:
         cells, names = state["cells"], state["tokens"]
 
         def tokens(ids: Any) -> list[str]:

@@ -15,10 +15,11 @@ from normscope.engine.batch import Batch
 from normscope.engine.measure import Needs, Observed, Part
 from normscope.engine.run import run
 from normscope.errors import InputError, UnsupportedModelError
-from normscope.measures.statistics.base import CONDITIONS, Row, Settings, State, Statistic
+from normscope.measures.statistics.base import CONDITIONS, Row, Statistic, StatisticState
 from normscope.measures.statistics.batch import CorpusBatch, Layer, MeasuredBatch
 from normscope.measures.statistics.check import CHECKED, worst_gap
 from normscope.measures.statistics.hashing import is_checked
+from normscope.measures.statistics.settings import StatisticSettings
 from normscope.measures.statistics.vocabulary import Vocabulary
 
 
@@ -30,10 +31,10 @@ class Measurer:
         model: nn.Module,
         tokenizer: Any,
         statistics: Sequence[Statistic],
-        settings: Settings | None = None,
+        settings: StatisticSettings | None = None,
     ) -> None:
         self.model, self.tokenizer, self.statistics = model, tokenizer, list(statistics)
-        self.settings = Settings() if settings is None else settings
+        self.settings = StatisticSettings() if settings is None else settings
         wanted = {name for statistic in self.statistics for name in statistic.conditions}
         self.conditions = tuple(name for name in CONDITIONS if name in wanted)
         config = getattr(model, "config", None)
@@ -53,11 +54,11 @@ class Measurer:
                 "plain text"
             )
 
-    def measure(self, rows: Sequence[Row]) -> dict[str, State]:
+    def measure(self, rows: Sequence[Row]) -> dict[str, StatisticState]:
         """Return the state of each statistic for these rows, padded to one batch."""
         if not rows:
             raise InputError("measure() takes at least one row")
-        states: dict[str, State] = {}
+        states: dict[str, StatisticState] = {}
         for condition in self.conditions:
             batch = CorpusBatch(self.model, rows, condition, self.settings, self.vocabulary)
             wanted = [one for one in self.statistics if condition in one.conditions]
