@@ -2,67 +2,66 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Any
 
-import typer
-
-from normscope.cli.options import Debug, Device, Dtype
+from normscope.cli.options import CommandArguments, CommonOptions, command, option, shared
 from normscope.errors import MissingExtraError
 
 
-def serve(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A folder or hub name that may be chosen on the page. May be given several "
-            "times. Without it, the default model. No other model is ever loaded.",
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(metavar="N", help="0 takes a free one.")] = 8765,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
-    ] = "127.0.0.1",
-    allow_remote: Annotated[
-        bool,
-        typer.Option("--allow-remote", help="Let other machines in; they need the token."),
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A further name under which browsers call this server. May be given several "
-            "times.",
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            metavar="TOKEN",
-            envvar="NORMSCOPE_TOKEN",
-            help="Who asks must know it. With --allow-remote one is made if none is given.",
-        ),
-    ] = None,
-    max_length: Annotated[
-        int, typer.Option(metavar="N", help="The most tokens a text may have.")
-    ] = 256,
-    time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="After which an analysis is stopped.")
-    ] = 60.0,
-    queue: Annotated[int, typer.Option(metavar="N", help="Analyses that may wait.")] = 16,
-    rate: Annotated[
-        int, typer.Option(metavar="N", help="Analyses a minute that one client may ask for.")
-    ] = 120,
-    device: Device = None,
-    dtype: Dtype = None,
-    debug: Debug = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ServeArguments(CommandArguments):
+    """The options of `normscope serve`."""
+
+    model: list[str] | None = option(
+        None,
+        help="A folder or hub name that users of the page may choose. May be given several "
+        "times. No other model is ever loaded. Default: the default model.",
+        metavar="NAME",
+    )
+    port: int = option(8765, help="The port to listen on; 0: any free port.", metavar="N")
+    host: str = option("127.0.0.1", help="The address to listen on.", metavar="ADDRESS")
+    allow_remote: bool = option(False, help="Allow requests from other machines with the token.")
+    allow_host: list[str] | None = option(
+        None,
+        help="Another host name under which browsers may reach this server. May be given "
+        "several times.",
+        metavar="NAME",
+    )
+    token: str | None = option(
+        None,
+        help="A secret that every request must contain. Default: none, or a random one with "
+        "--allow-remote.",
+        metavar="TOKEN",
+        envvar="NORMSCOPE_TOKEN",
+    )
+    max_length: int = option(256, help="The largest number of tokens in a text.", metavar="N")
+    time_limit: float = option(
+        60.0, help="Stop an analysis after so many seconds.", metavar="SECONDS"
+    )
+    queue: int = option(16, help="The largest number of waiting analyses.", metavar="N")
+    rate: int = option(
+        120, help="The largest number of analyses per minute and client.", metavar="N"
+    )
+    device: str | None = shared(CommonOptions, "device")
+    dtype: str | None = shared(CommonOptions, "dtype")
+
+    def for_python(self) -> dict[str, Any]:
+        """Return the fields of the server's settings."""
+        return self.keywords(
+            *("model", "allow_host"),
+            models=tuple(self.model or (None,)),
+            names=tuple(self.allow_host or ()),
+        )
+
+
+@command
+def serve(arguments: ServeArguments) -> None:
     """Serve a page: type a sentence, see its maps.
 
-    The models are loaded once, into a process of their own, which does one analysis after the
+    The models are loaded once, into a process of their own, which runs one analysis after the
     other; an analysis that takes too long or is cancelled is stopped. Only this machine can reach
-    the page, unless --host and --allow-remote say otherwise; then whoever asks needs the token.
+    the page, unless --host and --allow-remote are given; then every request needs the token.
 
     \b
     Examples:
@@ -72,24 +71,11 @@ def serve(
 
     \b
     Exit status:
-      0 stopped by Ctrl-C or SIGTERM, 1 unexpected error, 2 mistake in what was given
+      0 stopped by Ctrl-C or SIGTERM, 1 unexpected error, 2 usage error
     """  # noqa: D301
     from normscope.serve.settings import Settings
 
-    settings = Settings(
-        models=tuple(model or (None,)),
-        device=device,
-        dtype=dtype,
-        host=host,
-        port=port,
-        token=token,
-        allow_remote=allow_remote,
-        names=tuple(allow_host or ()),
-        max_length=max_length,
-        time_limit=time_limit,
-        queue=queue,
-        rate=rate,
-    )
+    settings = Settings(**arguments.for_python())
     try:
         from normscope.serve.server import serve as run
     except ModuleNotFoundError as missing:

@@ -20,10 +20,10 @@ from typing import Any
 
 from normscope.corpus.sequences import batches
 from normscope.decomposition.scopes import NORMS, WEIGHTS
-from normscope.engine.runner import accepted_by
 from normscope.foundation.files import whole_file
 from normscope.measures.analysis import analyze_inputs
 from normscope.measures.statistics.base import Row
+from normscope.models.running import accepted_by
 from normscope.results.arrays import import_tables
 from normscope.text.tokens import Encoded, Tokens, pad
 

@@ -17,7 +17,7 @@ from normscope.corpus.options import CorpusOptions
 from normscope.corpus.records import Problem, Record
 from normscope.corpus.sequences import Encoder, batches
 from normscope.corpus.stream import RowBlock
-from normscope.engine.halving import halves
+from normscope.engine.batches import halves
 from normscope.errors import ExactnessError, InputError
 from normscope.measures.statistics.base import Row, Statistic, StatisticState, merge
 from normscope.measures.statistics.measurer import Measurer

@@ -10,7 +10,7 @@ from normscope.measures.statistics import Settings, Statistic, Table, choose
 from normscope.reproduce.exhibits import Exhibit, Finding, rows_of, table_of
 from normscope.reproduce.measure import Corpus, Measured
 from normscope.reproduce.numbers import ChangeAcross
-from normscope.show.plots.style import short
+from normscope.show.plots.style import label_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ def _kinds(measured: Measured) -> tuple[list[str], list[str]]:
 
 def _told(step: str) -> str:
     before, _, after = step.partition(" → ")
-    return f"{short(before)} → {short(after)}"
+    return f"{label_of(before)} → {label_of(after)}"
 
 
 # ----------------------------------------------------------------------------- tables and figures

@@ -12,7 +12,7 @@ import torch
 
 from normscope.measures.statistics import Settings, State, Table
 from normscope.measures.statistics.batch import Layer
-from normscope.measures.statistics.feedforward import Change, cells_of, change_of, scope_maps
+from normscope.measures.statistics.feedforward import Change, cells_of, change_of
 from normscope.measures.statistics.frequency import Frequency
 
 
@@ -49,7 +49,7 @@ class ChangeAcross(Change):
     """`change`, and how much of it is left where the later maps are compared with the first."""
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
-        maps, cells = scope_maps(layer), cells_of(layer)
+        maps, cells = layer.block_maps, cells_of(layer)
         names = list(maps)
         steps = [*pairwise(names), *((names[0], later) for later in names[2:])]
         home = {name: made.cpu().numpy() for name, made in maps.items()}

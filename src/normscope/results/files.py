@@ -71,7 +71,7 @@ def keep_layers(result: Contributions, layers: list[int]) -> Contributions:
 
 
 def _part_layers(part: Contributions, layers: list[int]) -> Contributions:
-    norm = part.transformed_norm
+    norm = part._transformed_norm
     return Contributions(
         {name: part[name].sel(layer=layers) for name in part},
         None if norm is None else norm.sel(layer=layers),

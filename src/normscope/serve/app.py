@@ -15,7 +15,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from normscope import __version__
-from normscope.decomposition.attention import HEADS, MAPS
+from normscope.decomposition.attention import HEADS
+from normscope.decomposition.scopes import HEAD_MAPS as MAPS
 from normscope.serve.guard import RESULT_POLICY, Guard, Refusal, busy, client, too_often
 from normscope.serve.jobs import Job, Jobs, QueueFull, Unavailable
 from normscope.serve.limits import Rate

@@ -40,12 +40,12 @@ class Loaded:
 
     def about(self) -> dict[str, Any]:
         """What the page shows of it."""
-        from normscope.show.page.formulas import about
+        from normscope.decomposition.scopes import SCOPES
 
         return {
             "name": self.name,
             "maps": list(self.maps),
-            "titles": {name: about(name, each=False).title for name in self.maps},
+            "titles": {name: SCOPES[name].title for name in self.maps},
             "max_length": self.max_length,
             "target": self.target,
         }
@@ -55,7 +55,7 @@ def load(
     names: list[str | None], device: str | None, dtype: str | None, max_length: int
 ) -> dict[str, Loaded]:
     """The models by the names that a request may use."""
-    from normscope.decomposition.maps import available
+    from normscope.decomposition.available import available
     from normscope.models import identity
     from normscope.models import load as load_model
     from normscope.text.limits import max_length_of
@@ -80,7 +80,7 @@ def load(
 
 
 def _order() -> tuple[str, ...]:
-    from normscope.decomposition.maps import NAMES
+    from normscope.decomposition.scopes import NAMES
 
     return tuple(name for name in NAMES if name not in ("attn_w", "attn_n"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from normscope.measures.statistics import StatisticSettings
-from normscope.measures.statistics.feedforward import Amplification, Change
+from normscope.measures.statistics.feedforward import AmplifiedPairs, Change
 
 
 def test_a_change_that_is_not_defined_counts_for_nothing() -> None:
@@ -45,7 +45,7 @@ def test_amplified_pairs_stand_in_order() -> None:
         },
         "tokens": {str(i): f"t{i}" for i in range(10)},
     }
-    table = Amplification(StatisticSettings()).result(state)["pairs"].columns
+    table = AmplifiedPairs(StatisticSettings()).result(state)["pairs"].columns
     names = ("layer", "query_token", "key_token", "count")
     assert list(zip(*(list(table[name]) for name in names), strict=True)) == [
         (0, "t9", "t1", 2),

@@ -13,7 +13,7 @@ from normscope.foundation.hashing import fold
 from normscope.foundation.ranks import spearman
 from normscope.kernels import Scratch
 from normscope.measures.statistics.base import StatisticState, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.hashing import SCATTER, nonnegative, sequence_hash
 from normscope.measures.statistics.joint import add_up, correlation, count_pairs
 from normscope.measures.statistics.settings import StatisticSettings
@@ -127,7 +127,7 @@ class AlphaVersusNorm:
             return places
         return places[order[places].topk(self.settings.scatter, largest=False).indices]
 
-    def measure(self, batch: Batch) -> StatisticState:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         def joined(name: str) -> Any:
             return np.concatenate(batch.lists(name))
 

@@ -20,7 +20,7 @@ from normscope.measures.statistics.settings import StatisticSettings
 from normscope.results.arrays import import_tables
 
 if TYPE_CHECKING:
-    from normscope.measures.statistics.batch import Batch, Layer
+    from normscope.measures.statistics.batch import Layer, MeasuredBatch
 
 NAMES = (
     *("dispersion", "categories", "alpha_vs_norm", "frequency"),
@@ -128,7 +128,7 @@ class Statistic(Protocol):
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         """Return what is needed of one layer of a batch: small tensors whose first axis is row."""
 
-    def measure(self, batch: Batch) -> StatisticState:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         """Return the state of a batch, from what `observe` returned for its layers."""
 
     def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:

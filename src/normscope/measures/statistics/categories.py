@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from normscope.measures.statistics.base import StatisticState, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import grid, means, with_interval
 from normscope.measures.statistics.settings import StatisticSettings
 
@@ -37,7 +37,7 @@ class Categories:
             "column_weight": layer.column_weight,
         }
 
-    def measure(self, batch: Batch) -> StatisticState:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         norm, weight = batch["transformed_norm"], batch["column_weight"].astype(float)
         names = batch.vocabulary.names
         member = (batch.category[..., None] == np.arange(len(names))) & batch.real[..., None]

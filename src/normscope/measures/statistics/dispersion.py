@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from normscope.measures.statistics.base import StatisticState, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import (
     grid,
     merge_moments,
@@ -33,7 +33,7 @@ class Dispersion:
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         return {"transformed_norm": layer.transformed_norm, "input_norm": layer.input_norm}
 
-    def measure(self, batch: Batch) -> StatisticState:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         state = {}
         for name in TITLES:
             values = np.moveaxis(batch[name], -1, 1)  # row token layer (head)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from normscope.decomposition.scopes import ANALYSES
 from normscope.foundation.ranks import spearman
 from normscope.measures.statistics.base import StatisticState, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.settings import StatisticSettings
 
 LIMIT = 2**18  # distinct points (token, value) up to which nothing is rounded
@@ -46,7 +46,7 @@ class Frequency:
             "ratios": layer.ratios,
         }
 
-    def measure(self, batch: Batch) -> StatisticState:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         if self.settings.ranks == "corpus":  # keep the ids; they are counted at the end
             group, chosen = batch.ids, batch.real
         else:
@@ -73,7 +73,7 @@ class Frequency:
             for name, values in measures.items()
         }
 
-    def _ranks(self, batch: Batch) -> NDArray[np.int64]:
+    def _ranks(self, batch: MeasuredBatch) -> NDArray[np.int64]:
         if self._cached is None or self._cached[0] is not batch.vocabulary:
             self._cached = batch.vocabulary, batch.vocabulary.ranks(self.settings.ranks)
         return self._cached[1]

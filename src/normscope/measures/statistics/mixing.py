@@ -10,7 +10,7 @@ import numpy as np
 from normscope.decomposition.scopes import ANALYSES, by_vectors
 from normscope.foundation.ranks import spearman
 from normscope.measures.statistics.base import StatisticState, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import add, grid, means, with_interval
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.measures.statistics.vocabulary import OTHERS
@@ -28,7 +28,7 @@ class Mixing:
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         return {"ratios": layer.ratios}
 
-    def measure(self, batch: Batch) -> StatisticState:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         ratios = 100 * batch["ratios"]  # row layer analysis query
         real = batch.real[:, None, None]
         names, member = self._categories(batch)
@@ -49,7 +49,7 @@ class Mixing:
             "layers": np.tensordot(batch.weights, mean * present[:, :, None, None], 1),
         }
 
-    def _categories(self, batch: Batch) -> tuple[list[str], Any]:
+    def _categories(self, batch: MeasuredBatch) -> tuple[list[str], Any]:
         """Return the categories' names, and for each (row, token, category) whether it belongs.
 
         The last category is all tokens.
@@ -135,8 +135,8 @@ class PreserveMix:
             observed["norm_scale"] = scale
         return observed
 
-    def measure(self, batch: Batch) -> StatisticState:
-        first = batch.noted[0]
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
+        first = batch.names
         scopes = [name for name in ANALYSES if f"{name}_mixed" in first]
         lengths = [f"{name}_{part}" for name in scopes for part in ("preserved", "mixed")]
         scale = [name for name in ("norm_scale",) if name in first]

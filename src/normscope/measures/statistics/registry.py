@@ -8,7 +8,7 @@ from normscope.measures.statistics.alpha_vs_norm import AlphaVersusNorm
 from normscope.measures.statistics.base import Statistic
 from normscope.measures.statistics.categories import Categories
 from normscope.measures.statistics.dispersion import Dispersion
-from normscope.measures.statistics.feedforward import Amplification, Change
+from normscope.measures.statistics.feedforward import AmplifiedPairs, Change
 from normscope.measures.statistics.frequency import Frequency
 from normscope.measures.statistics.mixing import Mixing, PreserveMix
 from normscope.measures.statistics.settings import StatisticSettings
@@ -21,5 +21,5 @@ STATISTICS: dict[str, Callable[[StatisticSettings], Statistic]] = {
     "mixing": Mixing,
     "preserve_mix": PreserveMix,
     "change": Change,
-    "amplification": Amplification,
+    "amplification": AmplifiedPairs,
 }
