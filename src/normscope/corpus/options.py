@@ -65,10 +65,13 @@ class CorpusOptions:
             "Write tables, figures, report and checkpoints to the folder DIR, and continue an "
             "interrupted run there. Default: print the tables and keep nothing.",
             "DIR",
+            option=("--output", "-o"),
         ),
     )
     settings: StatisticSettings = field(default_factory=StatisticSettings)
-    limit: int | None = field(default=None, metadata=shown("Use only the first N rows.", "N"))
+    limit: int | None = field(
+        default=None, metadata=shown("Use only the first N rows.", "N", min=1)
+    )
     sample: int | float | None = field(
         default=None,
         metadata=shown(
@@ -84,7 +87,7 @@ class CorpusOptions:
         default=None,
         metadata=shown("Cut longer sequences to N tokens. Default: the model's limit.", "N"),
     )
-    batch_tokens: int = field(default=4096, metadata=shown("Tokens in one batch.", "N"))
+    batch_tokens: int = field(default=4096, metadata=shown("Tokens in one batch.", "N", min=1))
     block_rows: int = 256
     bad_rows: str = field(
         default="skip",
@@ -115,7 +118,7 @@ class CorpusOptions:
     )
     restart: bool = field(default=False, metadata=shown("Discard what DIR holds and start again."))
     checkpoint_seconds: float = field(
-        default=60.0, metadata=shown("Seconds between checkpoints.", "S")
+        default=60.0, metadata=shown("Seconds between checkpoints.", "S", min=0.0)
     )
     engine: str = field(
         default="local",
@@ -132,7 +135,9 @@ class CorpusOptions:
     workers: int | None = field(
         default=None,
         metadata=shown(
-            "Number of models that Ray runs at once. Default: one per GPU, or per CPU.", "N"
+            "Number of models that Ray runs at once. Default: one per GPU, or per CPU.",
+            "N",
+            min=1,
         ),
     )
     device: Any = field(
