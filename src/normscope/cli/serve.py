@@ -74,17 +74,17 @@ def serve(
     Exit status:
       0 stopped by Ctrl-C or SIGTERM, 1 unexpected error, 2 mistake in what was given
     """  # noqa: D301
-    from normscope.serve.settings import Settings
+    from normscope.serve.settings import ServeSettings
 
-    settings = Settings(
-        models=tuple(model or (None,)),
+    settings = ServeSettings(
+        models=tuple(model or ()),
         device=device,
         dtype=dtype,
         host=host,
         port=port,
         token=token,
         allow_remote=allow_remote,
-        names=tuple(allow_host or ()),
+        allow_host=tuple(allow_host or ()),
         max_length=max_length,
         time_limit=time_limit,
         queue=queue,
