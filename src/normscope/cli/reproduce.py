@@ -10,7 +10,6 @@ import typer
 
 from normscope.cli.corpus import continued, sample_of
 from normscope.cli.options import Debug, Device, Dtype, Revision
-from normscope.errors import InputError
 
 
 def reproduce(
@@ -127,30 +126,9 @@ def reproduce(
       0 done, whatever agrees or does not; 1 unexpected error; 2 mistake in what was given;
       130 interrupted
     """  # noqa: D301
-    if experiment == "emnlp2020-nmt":
-        from normscope.reproduce.nmt import reproduce_nmt
+    from normscope.reproduce.options import NMT, ReproduceOptions
 
-        if restart:
-            raise InputError(
-                f"{experiment} trains for hours and removes nothing by itself: to start anew, give "
-                "another --output or remove the folder"
-            )
-        tables = reproduce_nmt(
-            data or [], valid or [], gold or [], output,
-            recipe=recipe, minutes=minutes, steps=steps, seed=seed, device=device,
-        )  # fmt: skip
-        print(tables.read_text(encoding="utf-8"))
-        print(f"wrote {tables.parent}", file=sys.stderr)
-        return
-    from rich.console import Console
-
-    from normscope.cli.quiet import quiet as _quiet
-    from normscope.reproduce import Request
-    from normscope.reproduce import reproduce as run
-    from normscope.reproduce.measure import MEASURED
-    from normscope.reproduce.report import show
-
-    request = Request(
+    options = ReproduceOptions(
         model=model,
         data=tuple(data or ()),
         output=output,
@@ -162,9 +140,28 @@ def reproduce(
         dtype=dtype,
         revision=revision,
         restart=restart,
+        valid=tuple(valid or ()),
+        gold=tuple(gold or ()),
+        recipe=recipe,
+        minutes=minutes,
+        steps=steps,
     )
+    if experiment == NMT:
+        from normscope.reproduce.nmt import reproduce_nmt
+
+        tables = reproduce_nmt(options)
+        print(tables.read_text(encoding="utf-8"))
+        print(f"wrote {tables.parent}", file=sys.stderr)
+        return
+    from rich.console import Console
+
+    from normscope.cli.quiet import quiet as _quiet
+    from normscope.reproduce.measure import MEASURED
+    from normscope.reproduce.report import show
+    from normscope.reproduce.run import reproduce as run
+
     with _quiet(), continued(None if output is None else output / MEASURED, restart):
-        report = run(experiment, request)
+        report = run(experiment, options)
     show(report, Console(highlight=False, markup=False, emoji=False))
     where = "" if output is None else f"wrote {output / 'report.html'}\n"
     print(f"{where}{report.signature}", file=sys.stderr)
