@@ -50,7 +50,7 @@ def test_an_unexpected_error_reveals_nothing() -> None:
             transport: Any = client._transport
             transport.raise_app_exceptions = False
 
-            def fail(name: str) -> Any:
+            def fail(job_id: str) -> Any:
                 raise RuntimeError("secret")
 
             jobs.get = fail  # type: ignore[method-assign]

@@ -154,7 +154,9 @@ def test_simultaneous_requests_are_limited() -> None:
         answer = await client.get("/api/models")
         check_error(answer, 503, "at once")
         assert int(answer.headers["retry-after"]) > 0
-        jobs.cancel(jobs.get(name))
+        job = jobs.get(name)
+        assert job is not None
+        jobs.cancel(job)
         for task in waiting:
             assert (await task).json()["state"] == "cancelled"
         assert (await client.get("/api/models")).status_code == 200

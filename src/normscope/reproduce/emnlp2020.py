@@ -220,7 +220,7 @@ EXHIBITS = (
     ExhibitPlan(
         "Table 2",
         "Spearman ρ of α and ‖f(x)‖",
-        "all (query, key) pairs of all layers and heads, by the category of the key; the measured "
+        "All (query, key) pairs of all layers and heads, by the category of the key; the measured "
         "ρ comes from a sketch of the joint distribution, and the exact ρ differs from it by at "
         "most the bound",
         _correlations,
@@ -235,7 +235,7 @@ EXHIBITS = (
     ExhibitPlan(
         "Figure 3",
         "Weight and norm by layer and category",
-        "for each sequence and head, α and ‖αf(x)‖ are summed over the keys of a category and "
+        "For each sequence and head, α and ‖αf(x)‖ are summed over the keys of a category and "
         "averaged over queries; then they are averaged over the sequences that contain the "
         "category, and over heads; the band is the 95% interval of a bootstrap over sequences. The "
         "paper shows curves without numbers. The table shows the means over layers, and their "
@@ -247,14 +247,14 @@ EXHIBITS = (
     ExhibitPlan(
         "Figure 4",
         "[SEP] in each head",
-        "as Figure 3, but without the mean over heads; ‖f(x)‖ is the mean over the tokens of the "
+        "As Figure 3, but without the mean over heads; ‖f(x)‖ is the mean over the tokens of the "
         "category. The paper shows colours without numbers",
         draw=_draw_separator,
     ),
     ExhibitPlan(
         "Figure 5",
         "α against ‖f(x)‖",
-        "a sample of one pair in 100, at most 5,000 for each category, selected by a seeded hash; "
+        "A sample of one pair in 100, at most 5,000 for each category, selected by a seeded hash; "
         "ρ is that of all pairs, as in Table 2",
         draw=_draw_scatter,
         data="alpha_vs_norm_scatter",
@@ -262,7 +262,7 @@ EXHIBITS = (
     ExhibitPlan(
         "Figure 6",
         "α and ‖f(x)‖ against the frequency rank of a token",
-        "for each token, α is averaged over queries, heads and layers, and ‖f(x)‖ over heads and "
+        "For each token, α is averaged over queries, heads and layers, and ‖f(x)‖ over heads and "
         "layers; ρ is over all tokens, including special ones. The published ρ use tokenizer ids "
         "as ranks. The figure has one point for each rank, the mean over its tokens",
         _frequency,
@@ -272,7 +272,7 @@ EXHIBITS = (
     ExhibitPlan(
         "Figure 9",
         "Singular values of f in each head",
-        "of the map (x, 1) ↦ (f(x), 1), without b_O; its rank is at most e + 1, where e is the "
+        "The map is (x, 1) ↦ (f(x), 1), without b_O; its rank is at most e + 1, where e is the "
         "head size, and that many values are compared",
         _ratios,
         _draw_spectra,
@@ -281,7 +281,7 @@ EXHIBITS = (
     ExhibitPlan(
         "Figures 10–12",
         "All categories in each head",
-        "as Figure 4; α, ‖f(x)‖ and ‖αf(x)‖ have one row of maps and one colour scale each",
+        "As Figure 4; α, ‖f(x)‖ and ‖αf(x)‖ have one row of maps and one colour scale each",
         draw=_draw_heads,
         data="categories_heads",
     ),

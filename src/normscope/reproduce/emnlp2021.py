@@ -176,14 +176,14 @@ def _masking(measurements: Measurements) -> str:
 
 def _mixing_convention(measurements: Measurements) -> str:
     return (
-        f"pooled over all tokens and layers; {_masking(measurements)}. The published numbers are "
+        f"Pooled over all tokens and layers; {_masking(measurements)}. The published numbers are "
         f"outputs of the released code; {PUBLISHED['mixing']['note']}. AttnRes-W is ½ᾱ + ½I"
     )
 
 
 def _layers_convention(measurements: Measurements) -> str:
     return (
-        "mean within a sequence, then over the sequences that contain the category; "
+        "Mean within a sequence, then over the sequences that contain the category; "
         f"{_masking(measurements)}; the band is the 95% interval of a bootstrap over sequences. "
         "The published numbers are outputs of the released code, rounded to whole percent. The "
         "table shows AttnResLn-N; the CSV file has all analyses"
@@ -195,7 +195,7 @@ EXHIBITS = (
     ExhibitPlan(
         "Figure 1",
         f"Five maps of one sentence: “{SENTENCE}”",
-        "each query's map in the middle layer, divided by its sum; the colours follow the square "
+        "Each query's map in the middle layer, divided by its sum; the colours follow the square "
         "root. The paper shows another sentence",
         draw=_draw_maps,
     ),
@@ -210,7 +210,7 @@ EXHIBITS = (
     ExhibitPlan(
         "Frequency",
         "Spearman ρ of the mixing ratio and the frequency rank of a token",
-        "text without masks; the ratio of each token is averaged over layers; rank 1 is the most "
+        "Text without masks; the ratio of each token is averaged over layers; rank 1 is the most "
         "frequent. The published numbers are outputs of the released code, which do not say what "
         "the ranks are",
         _frequency,
@@ -228,16 +228,16 @@ EXHIBITS = (
     ExhibitPlan(
         "Depth",
         "Spearman ρ of the mixing ratio and the layer number",
-        "of the means over sequences, for all tokens. The paper has one number for a model, which "
-        "is assumed to be that of AttnResLn-N; next to it is the ρ of the numbers in the paper's "
-        "Figure 3, which are whole percent",
+        "The ratio is the mean over sequences of all tokens. The paper has one number for a model, "
+        "which is assumed to be that of AttnResLn-N; next to it is the ρ of the numbers in the "
+        "paper's Figure 3, which are whole percent",
         _depth,
         data="mixing_depth",
     ),
     ExhibitPlan(
         "Preserve and mix",
         "What the residual connection preserves and what attention mixes in",
-        "means over tokens, by layer: ‖x_i‖, ‖Σ_j s_ij‖; ‖v_ii‖ (preserved) and ‖Σ_{j≠i} v_ij‖ "
+        "Means over tokens, by layer: ‖x_i‖, ‖Σ_j s_ij‖; ‖v_ii‖ (preserved) and ‖Σ_{j≠i} v_ij‖ "
         "(mixed) of attention alone, with the residual, and after the norm; text without masks; "
         "the norm scale is mean |γ| / σ_i. The paper gives no numbers",
         _preserved,

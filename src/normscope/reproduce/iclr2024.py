@@ -109,7 +109,7 @@ def _cost(measurements: Measurements) -> Table:
 def _cost_convention(measurements: Measurements) -> str:
     assert measurements.cost is not None
     return (
-        f"measured on {measurements.cost.timed_sequences} of the sequences, one at a time, on the "
+        f"Measured on {measurements.cost.timed_sequences} of the sequences, one at a time, on the "
         "machine that made this report; differs between machines and between runs"
     )
 
@@ -133,7 +133,7 @@ EXHIBITS = (
     ExhibitPlan(
         "Top amplified pairs",
         "Pairs of tokens whose contribution the feed-forward increases most",
-        "the 1,000 cells (query ← key) of each layer in the sample whose norm grows most from the "
+        "The 1,000 cells (query ← key) of each layer in the sample whose norm grows most from the "
         f"attention block to after the feed-forward, counted by their tokens; {_BIAS}. The table "
         f"shows the first {TOP} of each layer",
         _pairs,
