@@ -20,6 +20,8 @@ from normscope.reproduce.frequency import frequency_figure, frequency_table
 from normscope.reproduce.measure import CLARK, CorpusExperiment
 from normscope.reproduce.measurements import ExhibitPlan, Measurements
 from normscope.reproduce.statistics import FrequencyPoints
+from normscope.show import plots
+from normscope.show.plots.style import panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,14 +51,6 @@ def _categories(measurements: Measurements) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------------------- tables
-
-
-def _dispersion_of_transformed(measurements: Measurements) -> Table:
-    return _dispersion(measurements, "transformed_norm", PUBLISHED["table1"])
-
-
-def _dispersion_of_inputs(measurements: Measurements) -> Table:
-    return _dispersion(measurements, "input_norm", PUBLISHED["table4"])
 
 
 def _dispersion(
@@ -123,11 +117,6 @@ def _shares(measurements: Measurements) -> Table:
     )
 
 
-def _frequency(measurements: Measurements) -> Table:
-    numbers = PUBLISHED["figure6"]
-    return frequency_table(measurements, {name: [numbers[name]] for name in RANKED})
-
-
 def _ratios(measurements: Measurements) -> Table:
     values = measurements.singular_values
     ratios = values[..., 0] / values[..., -1]
@@ -158,17 +147,7 @@ def _spectra(measurements: Measurements) -> Table:
 # ---------------------------------------------------------------------------------------- figures
 
 
-def _draw_layers(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-
-    table = measurements["categories_layers"]
-    return figure_of(plots.categories(table, ("alpha", "weighted_norm")))
-
-
 def _draw_separator(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-    from normscope.show.plots.style import panels
-
     separator = _categories(measurements).get("[SEP]", "others")
     axes = panels(None, len(MEASURES), (4.4, 2.6))
     for ax, measure in zip(axes, MEASURES, strict=True):
@@ -176,26 +155,12 @@ def _draw_separator(measurements: Measurements) -> Figure:
     return figure_of(axes)
 
 
-def _draw_heads(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-
-    return figure_of(plots.heads(measurements["categories_heads"], MEASURES))
-
-
 def _draw_scatter(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-
     rho = measurements["alpha_vs_norm_spearman"]
     return figure_of(plots.alpha_and_norm(measurements["alpha_vs_norm_scatter"], correlations=rho))
 
 
-def _draw_frequency(measurements: Measurements) -> Figure:
-    return frequency_figure(measurements, RANKED)
-
-
 def _draw_spectra(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-
     ax = plots.singular_values(measurements.singular_values)
     if (legend := ax.get_legend()) is not None:
         for number, text in enumerate(legend.get_texts(), 1):
@@ -214,7 +179,7 @@ EXHIBITS = (
         "Dispersion of ‖f(x)‖",
         "‖f(x)‖ of all tokens, pooled for each head; f includes b_V but not b_O; "
         f"{_SPREAD}; the average is over all heads of all layers",
-        _dispersion_of_transformed,
+        lambda m: _dispersion(m, "transformed_norm", PUBLISHED["table1"]),
         data="dispersion_transformed_norm",
     ),
     ExhibitPlan(
@@ -229,7 +194,7 @@ EXHIBITS = (
         "Table 4",
         "Dispersion of ‖x‖",
         f"‖x‖ of all tokens, pooled for each layer, where x is the layer's input; {_SPREAD}",
-        _dispersion_of_inputs,
+        lambda m: _dispersion(m, "input_norm", PUBLISHED["table4"]),
         data="dispersion_input_norm",
     ),
     ExhibitPlan(
@@ -241,7 +206,7 @@ EXHIBITS = (
         "paper shows curves without numbers. The table shows the means over layers, and their "
         "shares of the sum",
         _shares,
-        _draw_layers,
+        lambda m: figure_of(plots.categories(m["categories_layers"], ("alpha", "weighted_norm"))),
         "categories_layers",
     ),
     ExhibitPlan(
@@ -265,8 +230,8 @@ EXHIBITS = (
         "For each token, α is averaged over queries, heads and layers, and ‖f(x)‖ over heads and "
         "layers; ρ is over all tokens, including special ones. The published ρ use tokenizer ids "
         "as ranks. The figure has one point for each rank, the mean over its tokens",
-        _frequency,
-        _draw_frequency,
+        lambda m: frequency_table(m, {name: [PUBLISHED["figure6"][name]] for name in RANKED}),
+        lambda m: frequency_figure(m, RANKED),
         "frequency_points",
     ),
     ExhibitPlan(
@@ -282,7 +247,7 @@ EXHIBITS = (
         "Figures 10–12",
         "All categories in each head",
         "As Figure 4; α, ‖f(x)‖ and ‖αf(x)‖ have one row of maps and one colour scale each",
-        draw=_draw_heads,
+        draw=lambda m: figure_of(plots.heads(m["categories_heads"], MEASURES)),
         data="categories_heads",
     ),
 )

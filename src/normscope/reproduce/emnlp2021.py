@@ -24,6 +24,8 @@ from normscope.reproduce.frequency import frequency_figure, frequency_table
 from normscope.reproduce.measure import CLARK, CorpusExperiment
 from normscope.reproduce.measurements import ExhibitPlan, Measurements
 from normscope.reproduce.statistics import FrequencyPoints
+from normscope.show import plots
+from normscope.show.plots.lines import mixing_by_category
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -139,8 +141,6 @@ def _preserved(measurements: Measurements) -> Table:
 
 
 def _draw_maps(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-
     names = _analyses(measurements)
     result = analyze(measurements.model, measurements.tokenizer, SENTENCE, maps=names)
     layer = measurements.model.config.num_hidden_layers // 2
@@ -150,22 +150,6 @@ def _draw_maps(measurements: Measurements) -> Figure:
     figure = figure_of(axes)
     figure.suptitle(f"layer {layer}", fontsize=11)
     return figure
-
-
-def _draw_categories(measurements: Measurements) -> Figure:
-    from normscope.show.plots.lines import mixing_by_category
-
-    return figure_of(mixing_by_category(measurements["mixing_layers"], ANALYSES))
-
-
-def _draw_frequency(measurements: Measurements) -> Figure:
-    return frequency_figure(measurements, ("attn_n", RESIDUAL, BLOCK))
-
-
-def _draw_preserved(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-
-    return figure_of(plots.preserved_and_mixed(measurements["preserve_mix"]))
 
 
 def _masking(measurements: Measurements) -> str:
@@ -204,7 +188,7 @@ EXHIBITS = (
         "Mixing ratio by layer and category, in percent",
         _layers_convention,
         _mixing_by_layer,
-        _draw_categories,
+        lambda m: figure_of(mixing_by_category(m["mixing_layers"], ANALYSES)),
         "mixing_layers",
     ),
     ExhibitPlan(
@@ -214,7 +198,7 @@ EXHIBITS = (
         "frequent. The published numbers are outputs of the released code, which do not say what "
         "the ranks are",
         _frequency,
-        _draw_frequency,
+        lambda m: frequency_figure(m, ("attn_n", RESIDUAL, BLOCK)),
         "frequency_points",
     ),
     ExhibitPlan(
@@ -241,7 +225,7 @@ EXHIBITS = (
         "(mixed) of attention alone, with the residual, and after the norm; text without masks; "
         "the norm scale is mean |γ| / σ_i. The paper gives no numbers",
         _preserved,
-        _draw_preserved,
+        lambda m: figure_of(plots.preserved_and_mixed(m["preserve_mix"])),
         "preserve_mix",
     ),
 )

@@ -10,6 +10,7 @@ import numpy as np
 from normscope.measures.statistics import Table
 from normscope.reproduce.exhibits import ANALYSES, figure_of, table_of
 from normscope.reproduce.measurements import Measurements
+from normscope.show import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,8 +45,6 @@ def frequency_table(
 
 def frequency_figure(measurements: Measurements, names: Sequence[str]) -> Figure:
     """Draw quantities against the frequency rank, with a point for each rank."""
-    from normscope.show import plots
-
     table = measurements["frequency_points"]
     present = [name for name in names if name in table.columns]
     axes = plots.frequency(table, present)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,7 @@ from normscope.reproduce.exhibits import Finding, figure_of, rows_with, table_of
 from normscope.reproduce.measure import CorpusExperiment
 from normscope.reproduce.measurements import ExhibitPlan, Measurements
 from normscope.reproduce.statistics import ChangeAcross
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from normscope.show import plots
 
 PAPER = (
     "Kobayashi, Kuribayashi, Yokoi and Inui: Analyzing Feed-Forward Blocks in Transformers through "
@@ -66,12 +64,6 @@ def _change(measurements: Measurements) -> Table:
     return table_of([*rows, {**mean, "layer": "mean"}])
 
 
-def _draw_change(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-
-    return figure_of(plots.change(measurements["change"]))
-
-
 def _pairs(measurements: Measurements) -> Table:
     table = measurements["amplification_pairs"]
     return table_of(
@@ -86,12 +78,6 @@ def _pairs(measurements: Measurements) -> Table:
         for layer in sorted(set(table.lists()["layer"]))
         for row in rows_with(table, layer=layer)[:TOP]
     )
-
-
-def _draw_pairs(measurements: Measurements) -> Figure:
-    from normscope.show import plots
-
-    return figure_of(plots.amplified(measurements["amplification_pairs"], top=TOP))
 
 
 def _cost(measurements: Measurements) -> Table:
@@ -127,7 +113,7 @@ EXHIBITS = (
         f"the CSV file has the 95% interval of a bootstrap over sequences; {_BIAS}. The last "
         "columns compare the first map with later ones and show how much of the change remains",
         _change,
-        _draw_change,
+        lambda m: figure_of(plots.change(m["change"])),
         "change",
     ),
     ExhibitPlan(
@@ -137,7 +123,7 @@ EXHIBITS = (
         f"attention block to after the feed-forward, counted by their tokens; {_BIAS}. The table "
         f"shows the first {TOP} of each layer",
         _pairs,
-        _draw_pairs,
+        lambda m: figure_of(plots.amplified(m["amplification_pairs"], top=TOP)),
         "amplification_pairs",
     ),
     ExhibitPlan(
@@ -145,7 +131,7 @@ EXHIBITS = (
         "Time per sequence",
         _cost_convention,
         _cost,
-        available=lambda measurements: measurements.cost is not None,
+        available=lambda m: m.cost is not None,
     ),
 )
 
