@@ -75,6 +75,7 @@ docs: $(VENV)/.installed  ## build the documentation, strictly, into site/
 
 clean:  ## remove what these goals made
 	rm -rf $(VENV) $(VENV_LOWEST) site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f normscope-demo.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is installed anew when what it was made from changes; __init__.py has the version.

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from normscope.alignment.aligner import Settings, align_direction
+from normscope.alignment.aligner import align_direction
+from normscope.alignment.options import AlignOptions
 from normscope.alignment.translator import Translator, translator
 
 WORDS = 8000
@@ -112,16 +113,17 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     if options.model:
-        made = translator(options.model, device=options.device)
-        words = [w for w in made.source.get_vocab() if w.startswith("▁") and w[1:].isalpha()]
+        made = translator(AlignOptions(options.model, device=options.device))
+        vocabulary = made.source_tokenizer.get_vocab()
+        words = [w for w in vocabulary if w.startswith("▁") and w[1:].isalpha()]
         words = [word[1:] for word in words][:WORDS]
     else:
         shape = options.hidden, options.layers, options.heads
-        made = translator(*small_model(*shape, options.device))
+        made = translator(AlignOptions(*small_model(*shape, options.device)))
         words = [f"w{i}{'x' * (i % 4 == 0)}" for i in range(WORDS)]
     made.model.set_attn_implementation("eager")  # or the dense form gets no weights
     source, target = (sentences(options.pairs, words, seed) for seed in (1, 2))
-    settings = Settings(layer=options.layer, head="sum", reading="awi", budget=options.budget)
+    settings = AlignOptions(layer=options.layer, head="sum", reading="awi", budget=options.budget)
 
     def batched(count: int) -> list[Any]:
         pairs = made.pairs(source[:count], target[:count])

@@ -1,7 +1,7 @@
-"""How the API pages read the source: an extension of griffe, which mkdocstrings uses.
+"""Extension of griffe, which mkdocstrings uses to read the source for the API pages.
 
-The code says what a field is in a comment beside it, and lists fields in columns. The pages get the
-first as the field's docstring and the second as a list.
+The source describes fields in comments on the same line, and lists names in columns. The extension
+turns such comments into docstrings and such columns into lists.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ COLUMNS = re.compile(r"^(\w[\w, ]*?) {2,}(\S.*)$")
 
 
 class Docstrings(griffe.Extension):
-    """Comments beside fields become docstrings; columns become lists."""
+    """Turn comments beside fields into docstrings, and columns into lists."""
 
     def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
-        """A field that has a comment on its line and no docstring."""
+        """Use the comment on a field's line if the field has no docstring."""
         if attr.docstring is None and attr.parent is not None and attr.parent.is_class:
             comment = _comment(attr)
             if comment:
                 attr.docstring = griffe.Docstring(comment, parent=attr)
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Lines of a name, two spaces or more, and what it is."""
+        """Turn columns in a docstring into a list."""
         if obj.docstring is not None:
             obj.docstring.value = _listed(obj.docstring.value)
 
 
 def _comment(attr: griffe.Attribute) -> str:
-    """The comment at the end of the field's own lines."""
+    """Return the comment at the end of the field's own lines."""
     file = attr.filepath
     if not isinstance(file, Path) or attr.lineno is None:
         return ""
@@ -50,18 +50,19 @@ def _comment(attr: griffe.Attribute) -> str:
 
 
 def _listed(text: str) -> str:
-    made: list[str] = []
-    within = False  # a row that goes on
+    """Turn lines of a name, two or more spaces and a description into list items."""
+    converted: list[str] = []
+    within = False  # whether the next line may continue a row
     for line in text.splitlines():
         row = COLUMNS.match(line)
         if row and not line.startswith(">>>"):
-            made += [] if within or not made or not made[-1] else [""]
+            converted += [] if within or not converted or not converted[-1] else [""]
             names = ", ".join(f"`{name.strip()}`" for name in row[1].split(","))
-            made.append(f"- {names}: {row[2]}")
+            converted.append(f"- {names}: {row[2]}")
             within = True
         elif within and line.startswith("  "):
-            made.append(f"  {line.strip()}")
+            converted.append(f"  {line.strip()}")
         else:
             within = False
-            made.append(line)
-    return "\n".join(made)
+            converted.append(line)
+    return "\n".join(converted)

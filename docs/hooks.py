@@ -1,4 +1,4 @@
-"""What the site's pages get from the checkout they are built from. mkdocs calls these by name."""
+"""Hooks that adapt the pages of the site; mkdocs calls them by name."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ LIST = "<!-- list of reproductions -->"
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Reproductions are listed where that is asked for."""
-    markdown = re.sub(r"^```console$", "```bash", markdown, flags=re.MULTILINE)  # for its colours
+    """Insert the list of reproductions where a page contains the marker."""
+    markdown = re.sub(r"^```console$", "```bash", markdown, flags=re.MULTILINE)  # highlighted
     if LIST in markdown:
-        found = [f for f in files.documentation_pages() if f.src_uri.endswith("/index.md")]
-        rows = [_row(f) for f in found if f.src_uri.startswith("reproductions/") and f != page.file]
+        pages = [f for f in files.documentation_pages() if f.src_uri.endswith("/index.md")]
+        rows = [_row(f) for f in pages if f.src_uri.startswith("reproductions/") and f != page.file]
         markdown = markdown.replace(LIST, "\n".join(sorted(rows)) or "None in this checkout.")
     return markdown
 
 
 def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
-    """Docstrings as readers want them: without marks for doctest and without Sphinx's roles."""
+    """Remove doctest directives and Sphinx roles from docstrings."""
     html = re.sub(r"\s*(<span[^>]*>)?# doctest: \+SKIP(</span>)?", "", html)
     return re.sub(r":(?:class|func|meth|mod):(?=<code>)", "", html)
 

@@ -1,4 +1,4 @@
-"""The figures of docs/plots.md, from a real model.
+"""Draw the figures of docs/plots.md with the default model.
 
 python docs/make_figures.py
 """
@@ -15,7 +15,7 @@ MAPS = ["attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n"]
 
 
 def main() -> None:
-    """Draw them."""
+    """Write the figures to docs/images."""
     text = "Anna baked a cake, and Tom ate most of it."
     result = normscope.analyze(None, text=text, maps=MAPS)
     figure = plots.scopes(result, layer=2)[0].figure

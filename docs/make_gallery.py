@@ -1,4 +1,4 @@
-"""The gallery: every script of examples/ run, its picture or table put on a page with its code.
+"""Run every script in examples/ and write the gallery page with its figures, tables and code.
 
 python docs/make_gallery.py     # writes docs/gallery.md and docs/images/gallery/
 """
@@ -16,30 +16,31 @@ DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"
 IMAGES = DOCS / "images" / "gallery"
 
-# From a first look to the parts; what follows is in the order of names.
+# These come first; the others follow in alphabetical order.
 FIRST = ["weights_and_norms", "special_tokens", "weight_against_length", "block_maps"]
 
 HEAD = """# Gallery
 
-Each picture or table is made by one short script of `examples/`. Copy it, put in your own model and
-text, and give it the file to write: `python examples/mixing_ratios.py ratios.pdf`. The ending
-decides the format. This page is made by `docs/make_gallery.py`.
+Each figure or table comes from one short script in `examples/`. To adapt a script, copy it and
+insert your own model and text. Pass the name of the output file, as in
+`python examples/mixing_ratios.py ratios.pdf`; its suffix selects the format. `docs/make_gallery.py`
+generates this page.
 """
 
 
 def scripts() -> list[Path]:
-    """In the order of the page."""
-    found = {path.stem: path for path in sorted(EXAMPLES.glob("*.py"))}
-    return [found.pop(name) for name in FIRST] + list(found.values())
+    """Return the scripts in the order of the page."""
+    paths = {path.stem: path for path in sorted(EXAMPLES.glob("*.py"))}
+    return [paths.pop(name) for name in FIRST] + list(paths.values())
 
 
 def suffix_of(script: Path) -> str:
-    """What it writes when it is given no name."""
+    """Return the suffix of the file that a script writes by default."""
     return Path(script.read_text(encoding="utf-8").rpartition(f'"{script.stem}.')[2]).name[:3]
 
 
 def run(script: Path, output: Path) -> None:
-    """As from the command line, in this process, where torch is loaded once."""
+    """Run a script as from the command line, but in this process, so that torch is loaded once."""
     before, sys.argv = sys.argv, [str(script), str(output)]
     try:
         runpy.run_path(str(script), run_name="__main__")
@@ -48,7 +49,7 @@ def run(script: Path, output: Path) -> None:
 
 
 def main() -> None:
-    """Make every picture and table, and the page."""
+    """Write all figures and the page."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     sections = [HEAD]
     for script in scripts():
@@ -58,10 +59,10 @@ def main() -> None:
 
 
 def section(script: Path) -> str:
-    """A heading, what it shows, the picture or table, and the code, folded."""
+    """Return a section with the docstring, the figure or table, and the folded code."""
     code = script.read_text(encoding="utf-8")
-    says = ast.get_docstring(ast.parse(code)) or ""
-    first, _, rest = says.partition("\n\n")
+    docstring = ast.get_docstring(ast.parse(code)) or ""
+    first, _, rest = docstring.partition("\n\n")
     title = script.stem.replace("_", " ").capitalize()
     if suffix_of(script) == "png":
         run(script, IMAGES / f"{script.stem}.png")
@@ -72,7 +73,7 @@ def section(script: Path) -> str:
             run(script, output)
             shown = _table(output)
     inside = "".join(f"    {line}".rstrip() + "\n" for line in code.splitlines())
-    # Four more spaces: the tests run code that stands at the margin, and this is run as a script.
+    # Indented, because the tests run unindented blocks, and these run as scripts already.
     folded = f'??? example "examples/{script.name}"\n\n    ```py\n{inside}    ```\n'
     return f"## {title}\n\n{first}\n\n{rest}\n\n{shown}\n\n{folded}"
 

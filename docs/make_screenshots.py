@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import normscope
-from normscope.viewer import gather, write
+from normscope.show.page import gather, write
 
 IMAGES = Path(__file__).parent / "images"
 TEXT = "Anna baked a cake, and Tom ate most of it."

@@ -1,4 +1,4 @@
-"""Run the notebooks of docs/notebooks and keep what they put out.
+"""Run the notebooks in docs/notebooks and store their output.
 
     python docs/run_notebooks.py
 
@@ -18,16 +18,16 @@ NOTEBOOKS = Path(__file__).parent / "notebooks"
 
 
 def main() -> None:
-    """Run each in an empty folder, with no progress bars in its output."""
+    """Run each notebook in an empty folder, without progress bars in its output."""
     os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         book = nbformat.read(path, as_version=4)
         with tempfile.TemporaryDirectory() as folder:
             NotebookClient(book, timeout=300, resources={"metadata": {"path": folder}}).execute()
         for cell in book.cells:
-            cell.metadata.pop("execution", None)  # when it ran is nobody's business
+            cell.metadata.pop("execution", None)  # the time of the run would change every file
             if "outputs" in cell:
-                cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+                cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
         nbformat.write(book, path)
         print(path.name)
 

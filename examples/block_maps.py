@@ -1,6 +1,7 @@
-"""The maps of one layer side by side, from weights to the whole block (2021 paper, Fig. 1).
+"""Draw the maps of one layer side by side, from weights to the whole layer (2021 paper, Fig. 1).
 
-Rows are shares. Weights show [CLS]; norms the neighbours; the whole block mostly the token itself.
+Each row is divided by its sum. The weights are largest for [CLS], the norms for neighbouring
+tokens, and the maps of the whole block for the token itself.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Cross-attention of an encoder–decoder model, without and with the decoder's own state.
+"""Draw the cross-attention of an encoder–decoder model, without and with the decoder's own state.
 
-A tiny Marian that looks for the token it has just read; its target is the source backwards. The
-last key of the right map, "residual", is the decoder's own state, which is no word of the source.
+The model is a tiny Marian that attends to the token it has just read. Its target is the reversed
+source. The last key of the right map, "residual", is the decoder's own state, not a source token.
 """
 
 import sys
@@ -19,7 +19,7 @@ config = MarianConfig(vocab_size=40, d_model=64, encoder_layers=1, decoder_layer
                       encoder_attention_heads=4, decoder_attention_heads=4)  # fmt: skip
 model = MarianMTModel(config).eval()
 cross = model.model.decoder.layers[0].encoder_attn
-with torch.no_grad():  # a query finds the keys that are like it
+with torch.no_grad():  # a query attends to keys similar to itself
     model.model.shared.weight.normal_()
     cross.k_proj.weight.copy_(cross.q_proj.weight.normal_(std=0.25))
     cross.out_proj.weight.normal_(std=0.4)
@@ -29,8 +29,8 @@ inputs = {"input_ids": source, "decoder_input_ids": source.flip(1)}
 [result] = normscope.analyze_inputs(model, inputs, maps=["attn_n", "attn_res_n"])
 
 figure = Figure(figsize=(8, 3.8), layout="compressed")
-axes = figure.subplots(1, 2, width_ratios=(9, 10))  # as many keys: cells of one size
-titles = {"attn_n": "what the source gives", "attn_res_n": "beside the decoder's own state"}
+axes = figure.subplots(1, 2, width_ratios=(9, 10))  # in proportion to the keys: cells of equal size
+titles = {"attn_n": "source tokens only", "attn_res_n": "with the decoder's own state"}
 for ax, (name, title) in zip(axes, titles.items(), strict=True):
     heatmap(result.cross[name], layer=0, ax=ax)
     ax.set(title=title, xlabel="key: id in the source", ylabel="query: id read by the decoder")

@@ -1,7 +1,7 @@
-"""How few tokens make up what a decoder takes in: the largest contributors, with reduce.
+"""Show how few tokens make up most of what a decoder token receives, with reduce.
 
-No (query, key) array is ever kept, so this works for any length. The model is a tiny Llama with
-random weights; put your own in its place.
+No (query, key) array is kept, so this works for any length. The model is a tiny Llama with random
+weights; replace it with your own.
 """
 
 import sys
@@ -24,10 +24,10 @@ maps = {"attn_n": "what attention adds", "attn_res_n": "with the residual"}
 figure = Figure(figsize=(6.6, 3.2), layout="constrained")
 ax = figure.subplots()
 for (name, label), colour in zip(maps.items(), ("#0072B2", "#E69F00"), strict=True):
-    largest, whole = reduced.top_value[name][1], reduced.row_sum[name][1]  # of layer 1, by query
+    largest, whole = reduced.top_value[name][1], reduced.row_sum[name][1]  # layer 1, by query
     share = (largest.cumsum(axis=-1) / whole[:, None])[100:].mean(axis=0)
     ax.plot(range(1, len(share) + 1), 100 * share, color=colour, label=label)
-ax.set(xlabel="so many largest contributors", ylabel="their share, %", ylim=(0, 100), xlim=(1, 64))
+ax.set(xlabel="largest contributors", ylabel="their share, %", ylim=(0, 100), xlim=(1, 64))
 ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
 ax.spines[["top", "right"]].set_visible(False)
 figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "decoder_contributors.png", dpi=100)

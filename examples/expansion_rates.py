@@ -1,6 +1,6 @@
-"""How much f stretches a vector on average, by layer, under the three conventions for b_O.
+"""Compare how much f stretches a vector on average, by layer, under the three conventions for b_O.
 
-‖f̃‖_F / √(d + 1), from the weights alone. A number belongs to its convention: say which.
+The rate is ‖f̃‖_F / √(d + 1), computed from the weights. State the convention with every value.
 """
 
 import sys

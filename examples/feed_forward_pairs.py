@@ -1,6 +1,6 @@
-"""Which pairs the feed-forward block strengthens most (2024 paper): a table.
+"""List the pairs that the feed-forward block amplifies most (2024 paper).
 
-Special tokens and a token's own share are left out; what is left are pairs of words.
+The table leaves out special tokens and pairs of a token with itself.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""What the norm after attention does to lengths: |γ|, and |γ|/σ over the tokens of some text.
+"""Plot the factors of the norm after attention: |γ|, and |γ|/σ averaged over the tokens of a text.
 
-Below 1, LayerNorm makes what passes shorter.
+If the factor is below 1, LayerNorm shortens the vectors.
 """
 
 import sys

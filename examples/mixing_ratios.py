@@ -1,6 +1,6 @@
-"""Mixing ratio by layer, for five ways of looking (2021 paper, Fig. 3).
+"""Plot the mixing ratio by layer for five maps (2021 paper, Fig. 3).
 
-The more of the block is seen, the more a token turns out to keep of itself.
+The more of the block a map includes, the larger the part that a token keeps of itself.
 """
 
 import sys

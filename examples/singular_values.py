@@ -1,6 +1,7 @@
-"""Singular values of one head's f in every layer (2020 paper, Fig. 9), from the weights alone.
+"""Plot the singular values of one head's f in every layer (2020 paper, Fig. 9).
 
-A flat curve keeps what it reads as it is; a steep one keeps a few directions.
+They are computed from the weights. A flat curve means that the head scales all directions alike; a
+steep curve means that it keeps only a few directions.
 """
 
 import sys
@@ -11,7 +12,7 @@ import normscope
 from normscope.models import load
 
 model, _ = load(None)
-colours = ["#B3CDE3", "#8CB4D5", "#5E97C5", "#3B7BB3", "#1F5C94", "#0B3C6F"]  # dark: a late layer
+colours = ["#B3CDE3", "#8CB4D5", "#5E97C5", "#3B7BB3", "#1F5C94", "#0B3C6F"]  # darker: later layer
 figure = Figure(figsize=(6, 3.4), layout="constrained")
 ax = figure.subplots()
 for layer, colour in enumerate(colours):

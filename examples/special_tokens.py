@@ -1,6 +1,6 @@
-"""Where [CLS] and [SEP] go: shares of the weight and of the norm, layer by layer.
+"""Compare the shares of [CLS] and [SEP] in the weight and in the norm, layer by layer.
 
-About half of the weight is parked on [CLS] in most layers; what arrives comes from the words.
+In most layers about half of the weight goes to [CLS], but most of the norm comes from words.
 """
 
 import sys

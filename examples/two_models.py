@@ -1,6 +1,6 @@
-"""Two models compared: how far do maps move when the weights are rounded to a few bits?
+"""Compare two models: how much do the maps change if the weights are rounded to a few bits?
 
-1 − Spearman's ρ of the maps, by layer; 0 where both order the pairs alike.
+The change is 1 − Spearman's ρ of the maps, by layer. It is 0 if both maps rank the pairs equally.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""α against ‖f(x)‖, every pair of a layer (2020 paper, Fig. 5).
+"""Plot α against ‖f(x)‖ for every pair in a layer (2020 paper, Fig. 5).
 
-[CLS] stands apart, with the shortest vectors and the largest weights; among the other tokens a
-longer vector goes with a slightly larger weight.
+[CLS] is separate from the other tokens: it has the shortest vectors and the largest weights. Among
+the other tokens, longer vectors have slightly larger weights.
 """
 
 import sys
@@ -30,7 +30,7 @@ figure = Figure(figsize=(6, 3.6), layout="constrained")
 ax = figure.subplots()
 for (kind, members), colour in zip(kinds.items(), colours, strict=True):
     ax.scatter(length[..., members], alpha[..., members], s=4, color=colour, label=kind)
-ax.set(xlabel=r"length  $\Vert f(x)\Vert$", ylabel=r"weight  $\alpha$", title=f"layer {layer}")
+ax.set(xlabel=r"norm  $\Vert f(x)\Vert$", ylabel=r"weight  $\alpha$", title=f"layer {layer}")
 ax.legend(frameon=False, markerscale=3, loc="upper left", bbox_to_anchor=(1, 1))
 ax.spines[["top", "right"]].set_visible(False)
 figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "weight_against_length.png", dpi=100)

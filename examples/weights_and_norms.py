@@ -1,6 +1,6 @@
-"""Attention weight beside norm: one sentence, one layer.
+"""Draw attention weights beside norms for one sentence and one layer.
 
-By weight every token looks at [CLS]. By norm it takes from the verb and its object.
+The weights are largest for [CLS] in every row. In most rows, the norms are largest for a verb.
 """
 
 import sys

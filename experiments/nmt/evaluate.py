@@ -25,12 +25,12 @@ from experiments.nmt.pack import Pack, Side, load
 from experiments.nmt.text import normalize
 from experiments.nmt.translate import bleu
 from normscope.alignment.aer import score
-from normscope.alignment.aligner import Settings, align_direction
+from normscope.alignment.aligner import align_direction
 from normscope.alignment.auto import FEATURES, choices_of, rank, survey
 from normscope.alignment.extract import Extractor, cross_shape
 from normscope.alignment.files import read_lines, read_links
-from normscope.alignment.gradients import Gradients
 from normscope.alignment.links import Links
+from normscope.alignment.options import AlignOptions
 from normscope.alignment.statistical import eflomal
 from normscope.alignment.symmetrize import SYMMETRIZATIONS, symmetrize_links
 from normscope.alignment.translator import Translator, translator
@@ -67,7 +67,8 @@ class Direction:
     def __init__(
         self, folder: Path, source: Text, target: Text, gold: list[Links], device: str = "cpu"
     ) -> None:
-        self.translator: Translator = translator(str(folder), dtype="float32", device=device)
+        options = AlignOptions(str(folder), dtype="float32", device=device)
+        self.translator: Translator = translator(options)
         self.source, self.target, self.gold = source, target, gold
         self.pairs = self.translator.pairs(source, target)
         self.layers, self.heads = cross_shape(self.translator.model)
@@ -107,7 +108,7 @@ class Direction:
 
     def chosen(self, **options: Any) -> tuple[list[Links], dict[str, Any]]:
         """What the aligner takes without gold, its links and its score with an interval."""
-        settings = Settings(**options)
+        settings = AlignOptions(**options)
         if str(settings) in self._chosen:
             return self._chosen[str(settings)]
         found = align_direction(self.translator, self.pairs, self.source, self.target, settings)
@@ -258,7 +259,7 @@ def measure(
     result["auto"]["weights"] = direction.chosen(map="attn_w")[1]
     if gradients:
         for method in ("saliency", "smoothgrad"):
-            result[method] = direction.chosen(gradients=Gradients(method))[1]["aer"]
+            result[method] = direction.chosen(method=method)[1]["aer"]
     print(name, json.dumps({key: result[key]["awi"]["by_layer"] for key in MAPS}), flush=True)
     return result, links
 

@@ -146,7 +146,7 @@ def criteria_rows(results: dict[str, Any]) -> list[list[Any]]:
             found = results["models"][name]["norms"]["criteria"][feature]
             row += [found["spearman"], found["aer_of_its_choice"]]
         rows.append(row)
-    best: list[Any] = ["the best there is (needs gold)"]
+    best: list[Any] = ["best candidate (needs gold data)"]
     for name in names:
         best += [None, results["models"][name]["norms"]["best_of_all"]]
     return [*rows, best]
@@ -174,19 +174,19 @@ def all_tables(results: dict[str, Any]) -> dict[str, tuple[str, list[str], list[
         ),
         "layers": ("AER by layer, all heads together", columns, by_layer),
         "choices": (
-            "What the norms say (AER)",
+            "Choices by norm (AER)",
             ["model", "reading", "best layer", "best head", "layer with the largest norm",
              "head with the largest norm", "mean over layers", "Spearman, head AER and norm",
              "Pearson"],
             choice_rows(results),
         ),
         "aligners": (
-            "Chosen without gold data, and other aligners (AER)",
+            "Choices without gold data, and other aligners (AER)",
             ["aligner", "AER", "95% interval"],
             baseline_rows(results),
         ),
         "criteria": (
-            "What predicts AER without gold data (norms, all layers, heads and readings)",
+            "Criteria that predict AER without gold data (norms, all layers, heads and readings)",
             ["criterion", *(f"{name}: {what}" for name in results["models"]
                             for what in ("Spearman with AER", "AER of its choice"))],
             criteria_rows(results),

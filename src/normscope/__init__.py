@@ -80,7 +80,6 @@ _MOVED = {
     **dict.fromkeys(("expansion_rate", "layernorm_scale", "singular_values"), "properties"),
     "Capture": "capture",
     "CorpusResult": "corpus",
-    "Reductions": "results.reductions",
     "Tokens": "text.tokens",
 }
 

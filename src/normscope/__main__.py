@@ -1,4 +1,4 @@
-"""`python -m normscope` is the command `normscope`."""
+"""Run the command line: `python -m normscope`."""
 
 from __future__ import annotations
 

@@ -9,34 +9,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normscope.capture import Capture, capture, eager
-from normscope.capture.layers import LayerCapture, capture_layers
-from normscope.capture.layout import configs_of
-from normscope.decomposition.attention import (
-    BOUNDS,
-    MAPS,
-    AttentionDecomposition,
-    Positions,
-)
+from normscope.capture import eager
+from normscope.capture.inventory import configs_of
+from normscope.decomposition.available import check_available
 from normscope.decomposition.feedforward import FF_BIASES
-from normscope.decomposition.layer import LayerDecomposition
-from normscope.decomposition.maps import (
-    attention_maps,
-    bound_of,
-    check_maps_of,
-    each_head,
-    layer_maps,
-)
-from normscope.engine.runner import evaluating
-from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.decomposition.layer import LayerView
+from normscope.decomposition.scopes import ANALYSES, HEAD_MAPS, SCOPES
+from normscope.engine.judge import bound_of
+from normscope.engine.measure import Needs
+from normscope.engine.run import look
+from normscope.errors import ExactnessError
 from normscope.models.architectures import randomize_
+from normscope.models.random_inputs import random_inputs
+from normscope.models.running import evaluating
 
 __all__ = [
     "FullPrecision",
@@ -78,39 +70,29 @@ def check_architecture(
     kind = type(model).__name__
     inputs = random_inputs(model) if inputs is None else inputs
     calls: Counter[str] = Counter()
-    gaps: dict[str, float] = {}
-    paths: set[str] = set()
     dtypes: set[torch.dtype] = set()
 
-    def measure(captured: Capture) -> None:
-        calls[f"{captured.stack} {captured.kind}"] += 1
-        gaps[f"{captured.name} (layer {captured.layer})"] = _gap(captured)
-        paths.add(captured.path)
-        dtypes.add(captured.output.dtype)
+    def check(view: LayerView) -> None:
+        calls[f"{view.captured.stack} {view.kind}"] += 1
+        dtypes.add(view.captured.output.dtype)
+        view.maps(HEAD_MAPS)
+        view.head_maps(HEAD_MAPS)
 
     before = _state(model)
-    with evaluating(model), torch.no_grad():
-        with eager(model):
-            expected = _tensors(model(**inputs))
-        with capture(model, measure):
-            found = _tensors(model(**inputs))
+    with evaluating(model), torch.no_grad(), eager(model):
+        expected = _tensors(model(**inputs))
+    judged = look(model, inputs, check, bound=bound)
     if _state(model) != before:
         raise ExactnessError(f"{kind} was not left as it was before the capture")
+    outputs = _tensors(judged.output)
     for name, tensor in expected.items():
-        if name not in found or not torch.equal(tensor, found[name]):
+        if name not in outputs or not torch.equal(tensor, outputs[name]):
             raise ExactnessError(
                 f"{kind}: {name} under capture differs from the model's own eager attention"
             )
-    if not gaps:
-        raise UnsupportedModelError(f"{kind} ran without any attention that normscope can see")
-    limit = max(BOUNDS[dtype] for dtype in dtypes) if bound is None else bound
-    place, worst = max(gaps.items(), key=lambda item: (item[1] != item[1], item[1]))
-    if not worst <= limit:
-        raise ExactnessError(
-            f"{place}: the parts differ from the model's own output by {worst:.1e} of their size, "
-            f"more than {limit:.0e}"
-        )
-    return Proof(kind, dict(calls), tuple(sorted(paths)), worst, limit)
+    worst = max(judged.gaps[0].values())
+    limit = bound_of(dtypes) if bound is None else bound
+    return Proof(kind, dict(calls), tuple(sorted(judged.paths)), worst, limit)
 
 
 class FullPrecision(TorchFunctionMode):
@@ -142,45 +124,19 @@ def check_layers(
     free of rounding use float64 inside ``FullPrecision()``.
     """
     inputs = random_inputs(model) if inputs is None else inputs
-    check_maps_of(model, ["attn_res_n"])
+    check_available(model, [name for name in ANALYSES if SCOPES[name].end == "residual"])
     worst: dict[str, float] = {}
-
-    def measure(layer: LayerCapture) -> None:
-        for captured in (layer.attention, layer.cross):
-            if captured is None:
-                continue
-            batch, _, queries, keys = captured.shape
-            real = torch.ones(batch, queries, dtype=torch.bool, device=captured.device)
-            there = torch.ones(batch, keys, dtype=torch.bool, device=captured.device)
-            for ff_bias in FF_BIASES:
-                taken = LayerDecomposition(layer, captured.kind, ff_bias=ff_bias)
-                positions = Positions(real, there)
-                for name, made in layer_maps(taken, taken.scopes, positions).items():
-                    assert made.spot is not None
-                    gap = max(float(made.gap.max()), float(made.spot.max()))
-                    limit = bound_of(taken.dtypes) if bound is None else bound
-                    if not gap <= limit:
-                        raise ExactnessError(
-                            f"{name} of {layer.name}: parts and bias differ from the model's own "
-                            f"state by {gap:.1e} of their size, more than {limit:.0e}"
-                        )
-                    worst[name] = max(gap, worst.get(name, 0.0))
-
-    with evaluating(model), torch.no_grad(), capture_layers(model, measure):
-        model(**inputs)
+    for ff_bias in FF_BIASES:
+        needs = Needs(whole_layers=True, weights=True)
+        needs = replace(needs, how=replace(needs.how, ff_bias=ff_bias))
+        judged = look(model, inputs, _all_maps, needs=needs, bound=bound)
+        for name, gap in judged.gaps[0].items():
+            worst[name] = max(gap, worst.get(name, 0.0))
     return worst
 
 
-def _gap(captured: Capture) -> float:
-    """The worst gap of one call: its output, and the spot checks of every map."""
-    taken = AttentionDecomposition(captured)
-    batch, _, queries, keys = captured.shape
-    device = captured.device
-    real = [torch.ones(batch, n, dtype=torch.bool, device=device) for n in (queries, keys)]
-    positions = Positions(real[0], real[1])
-    made = attention_maps(taken, MAPS, positions), each_head(taken, MAPS, positions)
-    gaps = [gap for maps in made for one in maps.values() for gap in (one.gap, one.spot)]
-    return float(torch.stack([gap.max() for gap in gaps if gap is not None]).max())
+def _all_maps(view: LayerView) -> None:
+    view.maps(view.scopes)
 
 
 def _state(model: nn.Module) -> list[Any]:
@@ -201,28 +157,3 @@ def _tensors(output: Any, name: str = "output") -> dict[str, Tensor]:
     elif isinstance(output, list | tuple):
         items = enumerate(output)
     return {k: t for key, value in items for k, t in _tensors(value, f"{name}.{key}").items()}
-
-
-def random_inputs(
-    model: Any, *, batch: int = 3, length: int = 9, seed: int = 0
-) -> dict[str, Tensor]:
-    """Random ids for a text model: a batch with right padding, and decoder ids where they go."""
-    if model.main_input_name not in ("input_ids", "decoder_input_ids"):
-        raise InputError(
-            f"{type(model).__name__} reads {model.main_input_name}, not ids; give "
-            "check_architecture a batch of your own as inputs="
-        )
-    config = model.config.get_text_config()
-    draw = torch.Generator().manual_seed(seed)
-    lengths = (length - 2 * torch.arange(batch)).clamp_min(2)
-    mask = (torch.arange(length) < lengths[:, None]).long()
-    pad = config.pad_token_id or 0
-    # The lowest ids are where most vocabularies keep their special tokens.
-    ids = torch.randint(
-        min(10, config.vocab_size // 2), config.vocab_size, mask.shape, generator=draw
-    )
-    ids = torch.where(mask.bool(), ids, pad)
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids[:, 1:]
-    return {name: tensor.to(model.device) for name, tensor in inputs.items()}

@@ -21,17 +21,17 @@ Words = list[list[str]]
 CHOICES = tuple(Choice(at, None, "awi") for at in range(3))
 
 
-def model_1(given: Words, made: Words) -> list[dict[tuple[int, int], float]]:
+def model_1(read: Words, written: Words) -> list[dict[tuple[int, int], float]]:
     """p(a_j = i) for each word made, by EM over dictionaries; the first table knows equal words."""
 
     def stem(word: str) -> str:
         return word[: auto.STEM]
 
     table: dict[tuple[str, str], float] = {}
-    found: list[dict[tuple[int, int], float]] = []
+    posteriors: list[dict[tuple[int, int], float]] = []
     for step in range(auto.ITERATIONS + 1):
-        found = []
-        for a, b in zip(given, made, strict=True):
+        posteriors = []
+        for a, b in zip(read, written, strict=True):
             cells = {}
             for j, y in enumerate(b):
                 if step == 0:
@@ -40,15 +40,15 @@ def model_1(given: Words, made: Words) -> list[dict[tuple[int, int], float]]:
                     weights = [table[stem(x), stem(y)] for x in a]
                 for i, weight in enumerate(weights):
                     cells[j, i] = weight / sum(weights)
-            found.append(cells)
+            posteriors.append(cells)
         counts: dict[tuple[str, str], float] = {}
         totals: dict[str, float] = {}
-        for a, b, cells in zip(given, made, found, strict=True):
+        for a, b, cells in zip(read, written, posteriors, strict=True):
             for (j, i), chance in cells.items():
                 counts[stem(a[i]), stem(b[j])] = counts.get((stem(a[i]), stem(b[j])), 0) + chance
                 totals[stem(a[i])] = totals.get(stem(a[i]), 0) + chance
         table = {(x, y): count / totals[x] for (x, y), count in counts.items()}
-    return found
+    return posteriors
 
 
 def corpus(seed: int = 0, size: int = 6) -> tuple[Words, Words]:
@@ -65,9 +65,9 @@ def corpus(seed: int = 0, size: int = 6) -> tuple[Words, Words]:
 def test_posteriors_equal_em_in_loops() -> None:
     source, target = corpus()
     ahead, back = model_1(source, target), model_1(target, source)
-    for found, one, other in zip(posteriors(source, target), ahead, back, strict=True):
-        for (j, i), chance in one.items():
-            assert found[j, i] == pytest.approx(chance * other[i, j], rel=1e-12)
+    for table, forward, reverse in zip(posteriors(source, target), ahead, back, strict=True):
+        for (j, i), chance in forward.items():
+            assert table[j, i] == pytest.approx(chance * reverse[i, j], rel=1e-12)
     assert posteriors([], []) == []
 
 
@@ -79,24 +79,26 @@ def test_features_by_their_definitions() -> None:
         np.array([[0, 0, 1], [-1, -1, -1], [1, 0, 1]]),
     ]
     seen = Survey(CHOICES, (0, 1), links, np.array([3.0, 2.0, 1.0]), np.array([0.5, 0.6, 0.7]))
-    found = {one.choice.layer: one.features for one in rank(seen, source, target)}
-    assert [found[at]["norm"] for at in range(3)] == [3, 2, 1]
-    assert [found[at]["concentration"] for at in range(3)] == [0.5, 0.6, 0.7]
-    assert found[0]["linked"] == 1
-    assert found[1]["linked"] == 3 / 7
-    assert found[0]["coverage"] == 1
-    assert found[1]["coverage"] == 2 / 6
+    features = {
+        candidate.choice.layer: candidate.features for candidate in rank(seen, source, target)
+    }
+    assert [features[at]["norm"] for at in range(3)] == [3, 2, 1]
+    assert [features[at]["concentration"] for at in range(3)] == [0.5, 0.6, 0.7]
+    assert features[0]["linked"] == 1
+    assert features[1]["linked"] == 3 / 7
+    assert features[0]["coverage"] == 1
+    assert features[1]["coverage"] == 2 / 6
     # Anchors: 12 and . in the first; ja stands twice in the second.
-    assert [found[at]["anchors"] for at in range(3)] == [1, 1 / 2, 0]
+    assert [features[at]["anchors"] for at in range(3)] == [1, 1 / 2, 0]
     apart = [abs((i + 0.5) / 4 - (j + 0.5) / 4) for j, i in enumerate([3, 2, 1, 0])]
     apart += [abs((i + 0.5) / 2 - (j + 0.5) / 3) for j, i in enumerate([1, 0, 1])]
-    assert found[2]["diagonal"] == pytest.approx(sum(1 - one for one in apart) / 7)
+    assert features[2]["diagonal"] == pytest.approx(sum(1 - distance for distance in apart) / 7)
     # With whom it agrees: words 0 and 3 of the first with candidate 1; the last of the second
     # with candidate 2, and its middle one too.
-    assert found[0]["agreement"] == pytest.approx((2 / 2 + 2 / 2) / 7)
-    table = posteriors([[w.lower() for w in one] for one in source], target)
+    assert features[0]["agreement"] == pytest.approx((2 / 2 + 2 / 2) / 7)
+    table = posteriors([[word.lower() for word in line] for line in source], target)
     likely = table[0][0, 0] + table[0][1, 0] + table[0][3, 3]
-    assert found[1]["lexical"] == pytest.approx(2 * likely / (3 + 7))
+    assert features[1]["lexical"] == pytest.approx(2 * likely / (3 + 7))
     with pytest.raises(InputError, match=r"unknown criterion 'aer'; valid: norm, concentration"):
         rank(seen, source, target, by="aer")
 
@@ -127,7 +129,7 @@ def test_the_ranking_is_sorted_by_the_criterion(by: str) -> None:
     draw = np.random.default_rng(1)
     links = [draw.integers(-1, len(s), (3, len(t))) for s, t in zip(source, target, strict=True)]
     seen = Survey(CHOICES, tuple(range(6)), links, draw.random(3), draw.random(3))
-    values = [one.features[by] for one in rank(seen, source, target, by)]
+    values = [candidate.features[by] for candidate in rank(seen, source, target, by)]
     assert values == sorted(values, reverse=True)
 
 
@@ -151,8 +153,8 @@ def test_the_true_alignment_is_found_among_worse_ones() -> None:
         links.append(np.stack(rows))
     choices = tuple(Choice(at, None, "awi") for at in range(5))
     seen = Survey(choices, tuple(range(200)), links, np.zeros(5), np.zeros(5))
-    found = rank(seen, source, target)
-    assert [kept[one.choice.layer] for one in found] == sorted(kept, reverse=True)
+    ranking = rank(seen, source, target)
+    assert [kept[candidate.choice.layer] for candidate in ranking] == sorted(kept, reverse=True)
 
 
 def test_the_survey_makes_the_links_that_align_makes() -> None:
@@ -165,14 +167,14 @@ def test_the_survey_makes_the_links_that_align_makes() -> None:
         choice = candidate.choice
         head = "sum" if choice.head is None else choice.head
         how = {"layer": choice.layer, "head": head, "reading": choice.reading, "soft": True}
-        one = align(source, target, model, mine, **how)  # type: ignore[arg-type]
-        sums = np.concatenate([row.soft.sum(axis=1) for row in one if row.soft is not None])
+        alignments = align(source, target, model, mine, **how)  # type: ignore[arg-type]
+        sums = np.concatenate([row.soft.sum(axis=1) for row in alignments if row.soft is not None])
         assert candidate.features["norm"] == pytest.approx(sums.mean(), rel=1e-5)
-        total = sum(len(row.links) for row in one)
+        total = sum(len(row.links) for row in alignments)
         assert candidate.features["linked"] == pytest.approx(total / 11)
     # By the paper's choice instead.
     by_norm = align(source, target, model, mine, criterion="norm", combine=1)
-    most = max(by_norm.ranking, key=lambda one: one.features["norm"])
+    most = max(by_norm.ranking, key=lambda candidate: candidate.features["norm"])
     assert by_norm.choices == (most.choice,)
     assert "|criterion:norm|" in by_norm.signature
 
@@ -183,9 +185,9 @@ def test_a_sample_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     real = auto.survey
 
     def watched(*args: object, **how: object) -> Survey:
-        made = real(*args, **how)  # type: ignore[arg-type]
-        seen.append(made.rows)
-        return made
+        surveyed = real(*args, **how)  # type: ignore[arg-type]
+        seen.append(surveyed.rows)
+        return surveyed
 
     monkeypatch.setattr("normscope.alignment.aligner.survey", watched)
     source, target = ["the cat sat"] * 12, ["a dog"] * 12
@@ -198,7 +200,9 @@ def test_a_sample_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_speech_is_spoken_in_order() -> None:
     links = [np.array([[1, 4, 9], [5, 5, 5], [9, 4, 1]]), np.array([[0], [3], [2]])]
     seen = Survey(CHOICES, (0, 1), links, np.zeros(3), np.zeros(3))
-    found = rank_audio(seen)
-    assert [one.choice.layer for one in found] == [0, 1, 2]
+    ranking = rank_audio(seen)
+    assert [candidate.choice.layer for candidate in ranking] == [0, 1, 2]
     expected = np.corrcoef([1, 4, 9], [0, 1, 2])[0, 1]
-    assert [one.features["order"] for one in found] == pytest.approx([expected, 0, -expected])
+    assert [candidate.features["order"] for candidate in ranking] == pytest.approx(
+        [expected, 0, -expected]
+    )

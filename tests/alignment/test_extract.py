@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from normscope import InputError, UnsupportedModelError, align
-from normscope.alignment.aligner import Settings, candidates
-from normscope.alignment.batches import Batch, Pair, batches
+from normscope.alignment.aligner import candidates
+from normscope.alignment.batches import PairBatch, SentencePair, batches
 from normscope.alignment.extract import Choice, Extractor, Head, cross_shape
+from normscope.alignment.options import AlignOptions
 from normscope.alignment.translator import translator
 from normscope.alignment.words import Side
 from normscope.models.architectures import tiny_model
@@ -37,12 +38,12 @@ def model_of(name: str) -> Any:
 
 
 def extracted(
-    model: Any, pairs: list[Pair], map: str, heads: list[Head], budget: int = 10**6
+    model: Any, pairs: list[SentencePair], map: str, heads: list[Head], budget: int = 10**6
 ) -> dict[tuple[int, Choice], np.ndarray]:
     """Every word matrix of every pair, cut to its words."""
     made = {}
 
-    def consume(batch: Batch, layer: int, heads: tuple[Head, ...], values: Tensor) -> None:
+    def consume(batch: PairBatch, layer: int, heads: tuple[Head, ...], values: Tensor) -> None:
         for r, reading in enumerate(("awi", "awo")):
             for h, head in enumerate(heads):
                 for b, row in enumerate(batch.rows):
@@ -56,11 +57,11 @@ def extracted(
 
 
 def pairs_of(model: Any, source: list[str] = SOURCE, target: list[str] = TARGET) -> list[Any]:
-    made = translator(model, tokenizer(pair=False))
+    made = translator(AlignOptions(model, tokenizer(pair=False)))
     return made.pairs([one.split() for one in source], [one.split() for one in target])
 
 
-def inputs_of(pair: Pair) -> dict[str, Any]:
+def inputs_of(pair: SentencePair) -> dict[str, Any]:
     assert isinstance(pair.source, Side)
     return {
         "input_ids": torch.tensor([pair.source.ids]),
@@ -162,7 +163,7 @@ def test_whisper_aligns_words_with_frames() -> None:
     features = torch.randn(3, 6, 16, generator=draw, dtype=torch.float64)
     found = align(features, TARGET, model, tokenizer(pair=False), soft=True, combine=1)
     (choice,) = found.choices
-    made = translator(model, tokenizer(pair=False))
+    made = translator(AlignOptions(model, tokenizer(pair=False)))
     for row, pair in enumerate(made.pairs(features, [one.split() for one in TARGET])):
         assert pair is not None
         inputs = {
@@ -181,7 +182,7 @@ def test_whisper_aligns_words_with_frames() -> None:
         assert found[row].times == [pytest.approx(frame * 0.02) for frame in frames]
     orders = [one.features["order"] for one in found.ranking]
     assert orders == sorted(orders, reverse=True)
-    with pytest.raises(InputError, match=r"times are those of audio"):
+    with pytest.raises(InputError, match=r"only audio has times"):
         _ = align(SOURCE, TARGET, model_of("bart"), tokenizer(pair=False))[0].times
     with pytest.raises(InputError, match=r"features are \(batch, mel, frame\), not \(16,\)"):
         align(features[0, 0], TARGET, model, tokenizer(pair=False))
@@ -210,10 +211,10 @@ def test_no_logits_are_made() -> None:
 
 
 def test_choices_that_are_left() -> None:
-    made = translator(model_of("marian"), tokenizer(pair=False))
+    made = translator(AlignOptions(model_of("marian"), tokenizer(pair=False)))
 
     def count(**settings: Any) -> int:
-        return len(candidates(made, Settings(**settings)))
+        return len(candidates(made, AlignOptions(**settings)))
 
     assert count() == 3 * 5 * 2
     assert count(layer=1) == count(layer="1") == 5 * 2
@@ -227,7 +228,7 @@ def test_choices_that_are_left() -> None:
             count(**wrong)
     with pytest.raises(InputError, match=r"unknown reading 'awe'; valid: auto, awi, awo"):
         count(reading="awe")
-    with pytest.raises(InputError, match=r"attn_res_ln_n belongs to no single head"):
+    with pytest.raises(InputError, match=r"attn_res_ln_n has no single heads"):
         count(map="attn_res_ln_n", head=1)
 
 
@@ -238,7 +239,7 @@ def test_maps_and_models_that_do_not_fit_are_refused() -> None:
         align(SOURCE, TARGET, model_of("t5"), tokenizer(pair=False), map="attn_res_ln_n")
     with pytest.raises(InputError, match=r"BertModel is no encoder-decoder model"):
         align(SOURCE, TARGET, model_of("bert"), tokenizer(pair=False))
-    with pytest.raises(InputError, match=r"token budget is a number from 1 on"):
+    with pytest.raises(InputError, match=r"token budget must be at least 1"):
         align(SOURCE, TARGET, model_of("t5"), tokenizer(pair=False), budget=0)
 
 

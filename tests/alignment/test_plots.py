@@ -77,7 +77,7 @@ def test_aer_by_layer() -> None:
     assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "--"]
     assert ax.get_xticks().tolist() == [0, 1, 2]
     assert (ax.get_ylabel(), ax.get_title()) == ("AER (%)", "RWTH")
-    with pytest.raises(InputError, match=r"no curve was given"):
+    with pytest.raises(InputError, match=r"no curves were given"):
         aer_by_layer({})
 
 
@@ -87,13 +87,15 @@ def test_tables_by_head(draw: Any, factor: float) -> None:
     ax = draw(values)
     (image,) = ax.get_images()
     np.testing.assert_array_equal(image.get_array(), factor * values)
-    assert [text.get_text() for text in ax.texts] == [f"{factor * one:.1f}" for one in values.flat]
+    assert [text.get_text() for text in ax.texts] == [
+        f"{factor * value:.1f}" for value in values.flat
+    ]
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
     # The best AER and the largest norm are the dark ones, with light numbers.
     dark = values.min() if draw is aer_by_head else values.max()
-    colours = {one: text.get_color() for one, text in zip(values.flat, ax.texts, strict=True)}
+    colours = {value: text.get_color() for value, text in zip(values.flat, ax.texts, strict=True)}
     assert colours[dark] == "white"
-    with pytest.raises(InputError, match=r"two axes, not 1"):
+    with pytest.raises(InputError, match=r"two axes \(layer, head\), not 1"):
         draw([0.1, 0.2])
 
 

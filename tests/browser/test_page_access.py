@@ -38,6 +38,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 def test_hostile_tokens_are_text(open_page: Open, tmp_path: Path) -> None:
     tokens = pages.tokens_of(HOSTILE)
     page = open_page(pages.results(tokens), "#map=attn_n&layer=0&query=0")
@@ -265,6 +266,7 @@ def test_a_token_without_anything_visible_is_written_out(open_page: Open) -> Non
     assert sorted(listed) == sorted(labels)
 
 
+@pytest.mark.slow
 def test_512_tokens_stay_fluid(open_page: Open) -> None:
     words = [f"word{at}" for at in range(512)]
     made = pages.results(pages.tokens_of(words), layers=3, heads=2)
@@ -303,6 +305,7 @@ def test_512_tokens_stay_fluid(open_page: Open) -> None:
     expect(page.locator(".ns-panel")).to_have_count(3)
 
 
+@pytest.mark.slow
 def test_many_heads_in_the_overview_do_not_stop_the_page(open_page: Open) -> None:
     made = pages.results(pages.tokens_of([f"w{at}" for at in range(128)]), layers=12, heads=12)
     page = open_page(made, "#view=overview&map=attn_n")

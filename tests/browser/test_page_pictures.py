@@ -113,6 +113,7 @@ def test_names_of_an_overview_do_not_run_into_each_other(
     assert inside(found, found["texts"])
 
 
+@pytest.mark.slow
 def test_a_picture_has_the_signature_of_the_result_that_it_shows(
     open_page: Open, chromium: Browser, tmp_path: Path
 ) -> None:

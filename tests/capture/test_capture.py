@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from normscope.capture import Capture, capture, eager
-from normscope.decomposition.attention import BOUNDS
+from normscope.engine.judge import BOUNDS
 from normscope.models.architectures import FAMILIES, tiny_inputs
 from tests.helpers.captures import captured, gap, identical, model_of, run, unpadded
 

@@ -15,7 +15,8 @@ from numpy.testing import assert_allclose
 from torch import Tensor, nn
 
 import normscope
-from normscope.decomposition.maps import NAMES, available
+from normscope.decomposition.available import available
+from normscope.decomposition.scopes import NAMES
 from normscope.errors import UnsupportedModelError
 from normscope.models.architectures import tiny_inputs, tiny_model
 from tests.capture.test_projection import Quantised, QuantisedInputs

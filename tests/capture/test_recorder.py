@@ -88,7 +88,7 @@ def test_qwen3_next_is_refused_for_its_gate() -> None:
 
 
 @pytest.mark.parametrize("kind", ["local", "transient-global"])
-def test_longt5_whose_encoder_bypasses_the_seam(kind: str) -> None:
+def test_longt5_whose_encoder_bypasses_the_interface(kind: str) -> None:
     from transformers import LongT5Config, LongT5ForConditionalGeneration
 
     config = LongT5Config(

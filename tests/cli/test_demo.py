@@ -1,8 +1,10 @@
-"""The demo: its numbers against slow loops, its words against its numbers, its picture."""
+"""`normscope demo`: numbers against slow loops, words against numbers, the picture."""
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,40 +16,42 @@ from matplotlib.image import imread
 
 import normscope
 from normscope import Contributions
-from normscope.cli import demonstration as module
-from normscope.cli.demonstration import (
+from normscope.cli.demo import (
+    DEFAULT_PICTURE,
     OTHERS,
     PUNCTUATION,
     TEXT,
     TEXT_PAIR,
-    Shares,
+    CategoryShares,
     category_of,
+    measure,
+    run_demo,
     sentences,
 )
 from normscope.models.architectures import tiny_model
 from normscope.text.tokens import Tokens
-from tests.cli.test_commands import fail, run, succeed
+from tests.helpers.commands import fail, run, succeed
 from tests.helpers.tiny import tokenizer
 
 
 @pytest.fixture(scope="module")
 def result() -> Contributions:
-    found = normscope.analyze(None, text=TEXT, text_pair=TEXT_PAIR)
-    assert isinstance(found, Contributions)
-    return found
+    result = normscope.analyze(None, text=TEXT, text_pair=TEXT_PAIR)
+    assert isinstance(result, Contributions)
+    return result
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_the_example_has_every_category(result: Contributions) -> None:
-    found = category_of(result.tokens)
-    assert found[:3] == ["[CLS]", OTHERS, OTHERS]
-    assert {name: found.count(name) for name in found} == {
+    categories = category_of(result.tokens)
+    assert categories[:3] == ["[CLS]", OTHERS, OTHERS]
+    assert {name: categories.count(name) for name in categories} == {
         "[CLS]": 1, OTHERS: 20, PUNCTUATION: 4, "[SEP]": 2
     }  # fmt: skip
 
@@ -62,7 +66,7 @@ def test_categories() -> None:
 
 
 def test_shares_are_what_slow_loops_give(result: Contributions) -> None:
-    shares = module.measure(result)
+    shares = measure(result)
     assert shares.categories == ("[CLS]", "[SEP]", PUNCTUATION, OTHERS)
     of = category_of(result.tokens)
     count = len(of)
@@ -77,8 +81,8 @@ def test_shares_are_what_slow_loops_give(result: Contributions) -> None:
                 for at in (0, 1):
                     sums[of[key]][at] += each[at] / count
         for at, name in enumerate(shares.categories):
-            found = shares.weight[layer, at], shares.norm[layer, at]
-            assert found == pytest.approx(sums[name], rel=1e-12)
+            pair = shares.weight[layer, at], shares.norm[layer, at]
+            assert pair == pytest.approx(sums[name], rel=1e-12)
         assert shares.differ[layer] == pytest.approx(apart, rel=1e-12)
     assert shares.weight.sum(axis=1) == pytest.approx(np.ones(6))
     assert shares.norm.sum(axis=1) == pytest.approx(np.ones(6))
@@ -89,7 +93,7 @@ def test_shares_are_what_slow_loops_give(result: Contributions) -> None:
 
 
 def test_the_example_shows_what_weights_hide(result: Contributions) -> None:
-    shares = module.measure(result)
+    shares = measure(result)
     middle = slice(1, 5)
     assert (shares.weight[middle, 0] > 0.4).all()
     assert (shares.norm[middle, 0] < 0.1).all()
@@ -97,14 +101,14 @@ def test_the_example_shows_what_weights_hide(result: Contributions) -> None:
     assert shares.layer == 2
 
 
-def made(weight: list[float], norm: list[float], lengths: list[float]) -> Shares:
+def shares_of(weight: list[float], norm: list[float], lengths: list[float]) -> CategoryShares:
     weights, norms, long = (np.array([row]) for row in (weight, norm, lengths))
-    return Shares(("[CLS]", PUNCTUATION, OTHERS), weights, norms, long, np.array([0.25]))
+    return CategoryShares(("[CLS]", PUNCTUATION, OTHERS), weights, norms, long, np.array([0.25]))
 
 
 def test_the_words_follow_the_numbers() -> None:
-    told = sentences(made([0.5, 0.2, 0.3], [0.1, 0.2, 0.7], [1.0, 2.0, 4.0]))
-    assert told == [
+    text = sentences(shares_of([0.5, 0.2, 0.3], [0.1, 0.2, 0.7], [1.0, 2.0, 4.0]))
+    assert text == [
         "On average over the layers, [CLS] gets 50.0% of the weight and 10.0% of the norm; "
         "other tokens get 30.0% of the weight and 70.0% of the norm.",
         "The two differ most in layer 0, by 25.0%.",
@@ -112,15 +116,15 @@ def test_the_words_follow_the_numbers() -> None:
         "weight on a short vector moves little.",
     ]
     # The other way round: nothing is said that was not measured.
-    told = sentences(made([0.1, 0.2, 0.7], [0.5, 0.2, 0.3], [1.0, 2.0, 4.0]))
-    assert told[0].startswith(
+    text = sentences(shares_of([0.1, 0.2, 0.7], [0.5, 0.2, 0.3], [1.0, 2.0, 4.0]))
+    assert text[0].startswith(
         "On average over the layers, other tokens get 70.0% of the weight and 30.0%"
     )
-    assert len(told) == 2
+    assert len(text) == 2
 
 
 def test_the_demo_prints_the_table_and_draws_the_picture(
-    result: Contributions, here: Path, monkeypatch: pytest.MonkeyPatch
+    result: Contributions, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures: list[Any] = []
     save = Figure.savefig
@@ -132,7 +136,7 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
     monkeypatch.setattr(Figure, "savefig", keep)
     done = succeed("demo")
     assert done.stderr == ""
-    shares = module.measure(result)
+    shares = measure(result)
     for layer in range(6):
         cells = [
             f"{100 * w:.1f} → {100 * n:.1f}"
@@ -144,8 +148,8 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
     assert "Layer 2 is drawn in normscope-demo.png" in done.stdout
     assert "die Kinder bleiben zu Hause wenn es regnet" in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert [file.name for file in here.iterdir()] == ["normscope-demo.png"]
-    height, width, _ = imread(here / "normscope-demo.png").shape
+    assert [file.name for file in folder.iterdir()] == ["normscope-demo.png"]
+    height, width, _ = imread(folder / "normscope-demo.png").shape
     assert width > 1500
     assert height > 800
     left, right, *bars = figures[0].axes
@@ -165,7 +169,7 @@ def test_another_model_and_another_format(
     tiny_model("roberta").save_pretrained(tmp_path / "tiny_$mo|del$")
     tokenizer(pair=False).save_pretrained(tmp_path / "tiny_$mo|del$")
     capsys.readouterr()
-    module.demo(tmp_path / "picture.svg", tmp_path / "tiny_$mo|del$")
+    run_demo(tmp_path / "picture.svg", tmp_path / "tiny_$mo|del$")
     printed = capsys.readouterr().out
     assert "read by tiny_$mo|del$, " in printed
     assert re.search(r"layer +<s> +</s> +punctuation +other tokens", printed)
@@ -173,7 +177,7 @@ def test_another_model_and_another_format(
 
 
 def test_without_matplotlib_the_table_is_still_printed(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     done = succeed("demo")
@@ -184,20 +188,20 @@ def test_without_matplotlib_the_table_is_still_printed(
     assert asked.exit_code == 2
     assert "52.8 →  6.3" in asked.stdout
     assert asked.stderr.startswith("normscope: error: this needs matplotlib")
-    assert list(here.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_drawn_is_refused_before_the_model_is_loaded(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "load", None)
+    monkeypatch.setattr("normscope.models.load", None)
     assert "'picture.txt'" in (line := fail("demo", "--output", "picture.txt"))
-    assert ".png, .pdf, .svg" in line
+    assert ".png, .svg, .pdf" in line
     assert "there is no folder" in fail("demo", "--output", "nowhere/picture.png")
 
 
 def test_a_picture_that_fails_leaves_nothing_behind(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def half(figure: Any, file: Any, **kwargs: Any) -> None:
         file.write(b"half")
@@ -205,4 +209,13 @@ def test_a_picture_that_fails_leaves_nothing_behind(
 
     monkeypatch.setattr(Figure, "savefig", half)
     assert "No space left on device" in run("demo", "--output", "picture.png").stderr
-    assert list(here.iterdir()) == []
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
+def test_the_default_picture_is_ignored_by_git() -> None:
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("this is not a clone")
+    done = subprocess.run(["git", "check-ignore", "--no-index", str(DEFAULT_PICTURE)], cwd=root)
+    assert done.returncode == 0

@@ -17,9 +17,9 @@ from normscope.corpus import cluster
 from normscope.corpus.checkpoint import unpack
 from normscope.corpus.memory import sources_of
 from normscope.corpus.records import Position
-from normscope.corpus.stream import Block, Selection, Stream
+from normscope.corpus.stream import RowBlock, Selection, Stream
 from normscope.corpus.work import GROUP, Outcome
-from normscope.errors import InputError
+from normscope.errors import InputError, MissingExtraError
 from tests.helpers.corpora import SETTINGS, STATISTICS, Signing, columns, save_model, text_file
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +84,7 @@ def told(result: Any) -> dict[str, Any]:
     return {"tables": repr(columns(result)), "counts": result.counts}
 
 
+@pytest.mark.slow
 def test_ray_with_a_killed_worker_gives_the_local_tables(tmp_path: Path) -> None:
     save_model(tmp_path / "model")
     text = text_file(tmp_path / "a.txt", 4 * (GROUP + 6))
@@ -118,8 +119,8 @@ def test_blocks_travel_unchanged(tmp_path: Path) -> None:
     stream = Stream(sources_of(file), Selection(), 2)
     for span in stream.spans(Position(), 0):
         block = stream.read(span)
-        assert cluster._block_of(cluster._block_bytes(block)) == block
-        assert cluster._span(json.dumps(asdict(span)).encode()) == span
+        assert cluster._block_from(cluster._block_bytes(block)) == block
+        assert cluster._span_from(json.dumps(asdict(span)).encode()) == span
 
 
 def test_whole_groups_are_merged_and_others_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,17 +143,23 @@ def test_whole_groups_are_merged_and_others_pass(monkeypatch: pytest.MonkeyPatch
 
 def test_a_refusal_on_a_worker_is_the_refusal_here(monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing:
-        def run(self, block: Block) -> Outcome:
+        def run(self, block: RowBlock) -> Outcome:
             if block.index == 5:
                 raise InputError("a.txt, line 3: broken")
             return Outcome(rows=1)
 
     monkeypatch.setattr(cluster, "_job", lambda _: type("", (), {"statistics": []})())
     monkeypatch.setattr(cluster, "_worker", lambda job, weights: Refusing())
-    blocks = [cluster._block_bytes(Block(n, (), Position())) for n in range(GROUP)]
+    blocks = [cluster._block_bytes(RowBlock(n, (), Position())) for n in range(GROUP)]
     rows = cluster._Actor()({"block": blocks}, [None], "")
     made = cluster._merge(rows, [None])  # the refusal is in it, so the group stays apart
     assert made["block"] == list(range(GROUP))
-    assert cluster._outcome(unpack(made["outcome"][4])).rows == 1
+    assert cluster._outcome_from(unpack(made["outcome"][4])).rows == 1
     with pytest.raises(InputError, match=r"^a.txt, line 3: broken$"):
-        cluster._outcome(unpack(made["outcome"][5]))
+        cluster._outcome_from(unpack(made["outcome"][5]))
+
+
+def test_errors_that_are_not_made_from_a_message_come_back_too() -> None:
+    data = {"refused": "MissingExtraError", "because": "this needs pyarrow"}
+    with pytest.raises(MissingExtraError, match=r"^this needs pyarrow$"):
+        cluster._outcome_from(data)

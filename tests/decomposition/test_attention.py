@@ -11,13 +11,15 @@ from torch.testing import assert_close
 
 from normscope.capture import Capture, capture
 from normscope.capture.layers import LayerCapture, capture_layers
-from normscope.decomposition import attention
+from normscope.decomposition import cells as cells_module
 from normscope.decomposition.activations import KNOWN, derivative, gated_shares, secant
-from normscope.decomposition.attention import AttentionDecomposition, Positions, choose, ratio
+from normscope.decomposition.attention import AttentionDecomposition
 from normscope.decomposition.block import Norm, length
-from normscope.decomposition.layer import LayerDecomposition
+from normscope.decomposition.cells import Positions, choose
+from normscope.decomposition.layer import LayerView
+from normscope.decomposition.maps import SEGMENT, Reduce, ScopeMap, largest_of
 from normscope.decomposition.norms import NormParameters
-from normscope.decomposition.rows import SEGMENT, Reduce, Rows, largest_of
+from normscope.decomposition.scopes import SCOPES
 from normscope.models.architectures import tiny_inputs, tiny_model
 
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
@@ -65,10 +67,10 @@ def test_gaps_are_relative_to_the_parts_of_a_cell(name: str, how: str) -> None:
         ("attn_n", "sum"): (cells.vectors.sum(dim=2).norm(dim=-1), lengths.sum(dim=-1)),
     }
     for (map, _), (values, size) in right.items():
-        assert taken.spot_check(map, values, cells).max() < 1e-12
+        assert cells.gap(values, weight=map == "attn_w").max() < 1e-12
         wrong = values.clone()
         wrong[0].view(2, -1)[1, 0] += 0.125  # the second cell of the first row
-        found = taken.spot_check(map, wrong, cells)
+        found = cells.gap(wrong, weight=map == "attn_w")
         assert_close(found[0], 0.125 / size[0, 1], rtol=1e-9, atol=0)
         assert found[1:].max() < 1e-12
 
@@ -86,7 +88,7 @@ def test_weights_made_anew_are_held_against_the_models_own_sums() -> None:
     moved = 0.5 * value.shape[-1] ** 0.5
     assert_close(cells.context_gap[0], (moved / size).double(), rtol=1e-6, atol=0)
     assert cells.context_gap[1:].max() < 1e-6
-    worst = cells.worst_of(torch.full_like(cells.context_gap, 1e-3))
+    worst = cells._worst(torch.full_like(cells.context_gap, 1e-3))
     assert worst[0] == cells.context_gap[0]
     assert (worst[1:] == 1e-3).all()
 
@@ -94,24 +96,25 @@ def test_weights_made_anew_are_held_against_the_models_own_sums() -> None:
 def test_cells_are_drawn_among_what_is_real() -> None:
     real = torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]).bool()
     found = choose(real, 3)
-    assert found.shape == (attention.DRAWS, 3, attention.CELLS)
+    assert found.shape == (cells_module.DRAWS, 3, cells_module.CELLS)
     for row in range(3):
         assert set(found[:, row].flatten().tolist()) == set(real[row].nonzero()[:, 0].tolist())
     places = Positions(real, real, every=3)
     assert places.cells(1) is places.cells(2) is None
-    for layer in (0, 3, 3 * attention.DRAWS + 3):
+    for layer in (0, 3, 3 * cells_module.DRAWS + 3):
         drawn = places.cells(layer)
         assert drawn is not None
-        assert torch.equal(drawn[0], choose(real, 0)[layer % attention.DRAWS])
-        assert torch.equal(drawn[1], choose(real, 1)[layer % attention.DRAWS])
+        assert torch.equal(drawn[0], choose(real, 0)[layer % cells_module.DRAWS])
+        assert torch.equal(drawn[1], choose(real, 1)[layer % cells_module.DRAWS])
 
 
 def test_ratios_of_lengths() -> None:
-    others, own = numbers(2, 3, 4), numbers(2, 3, 4, seed=1)
-    a, b = others.norm(dim=-1), own.norm(dim=-1)
-    assert_close(ratio(others, own), a / (a + b), **EXACT)
-    assert (ratio(others, None) == 1).all()
-    assert (ratio(0 * others, 0 * own) == 0).all()
+    lengths = numbers(2, 3).abs(), numbers(2, 3, seed=1).abs()
+    keys = torch.ones(2, 4, dtype=torch.bool)
+    made = ScopeMap(SCOPES["attn_n"], keys, 3, own=lengths[0], others=lengths[1])
+    assert_close(made.ratio(), lengths[1] / (lengths[0] + lengths[1]), **EXACT)
+    made.own = made.others = torch.zeros(2, 3).double()
+    assert (made.ratio() == 0).all()
 
 
 # ---- rows
@@ -137,19 +140,20 @@ def test_rows_come_in_blocks(extra: int, step: int) -> None:
     real[1, 4:] = False
     of = numbers(batch, keys, 3, seed=2)
     cells = torch.tensor([[0, 6], [3, 2]]), torch.tensor([[5, 0], [1, 3]])
-    whole = Rows(norms.shape, real, None, cells)
-    least = Rows(norms.shape, real, Reduce(top=9, row_sum=True, category=of), cells)
+    reduce = Reduce(top=9, row_sum=True, category=of)
+    whole = ScopeMap(SCOPES["attn_res_n"], real, queries, drawn=cells)
+    least = ScopeMap(SCOPES["attn_res_n"], real, queries, reduce=reduce, drawn=cells)
     for start in range(0, queries, step):
         here = slice(start, min(start + step, queries))
         for one in (whole, least):
             one.add(here, norms[:, here])
     for one in (whole, least):
         assert one.sums is not None
-        assert one.at is not None
+        assert one.at_cells is not None
         assert_close(one.sums, norms.sum(dim=-1), **EXACT)
         for b in range(batch):
             for c in range(2):
-                assert one.at[b, c] == norms[b, cells[0][b, c], cells[1][b, c]]
+                assert one.at_cells[b, c] == norms[b, cells[0][b, c], cells[1][b, c]]
     assert whole.values is not None
     assert torch.equal(whole.values, norms)
     assert least.values is None
@@ -203,10 +207,11 @@ def test_the_residuals_column_is_the_last_behind_an_activation_too() -> None:
     def take(whole: LayerCapture) -> None:
         nonlocal seen
         if whole.cross is not None:
-            for one in LayerDecomposition(whole, "cross").beyond(("atb_ff", "atb_ff_res")).values():
-                assert one.own is not None
-                assert_close(one.norms[..., -1], one.own.norm(dim=-1), **EXACT)
-                assert one.norms.shape[-1] == whole.cross.shape[3] + 1
+            for made in LayerView(whole.cross, whole).maps(("atb_ff", "atb_ff_res")).values():
+                assert made.own is not None
+                assert made.values is not None
+                assert_close(made.values[..., -1], made.own, **EXACT)
+                assert made.values.shape[-1] == whole.cross.shape[3] + 1
                 seen += 1
 
     with torch.no_grad(), capture_layers(model, take):

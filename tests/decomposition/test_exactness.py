@@ -15,15 +15,10 @@ from torch import Tensor
 
 import normscope
 from normscope.capture import Capture, Projection
-from normscope.decomposition.attention import (
-    DRAWS,
-    HEADS,
-    MAPS,
-    AttentionDecomposition,
-    Cells,
-    Positions,
-)
-from normscope.decomposition.maps import attention_maps, each_head
+from normscope.decomposition.attention import HEADS, AttentionDecomposition
+from normscope.decomposition.cells import DRAWS, Cells, Positions
+from normscope.decomposition.layer import LayerView
+from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.errors import ExactnessError, InputError
 from normscope.kernels import gram_matrices, quadratic_norms
 from normscope.kernels.gram import BLOCK
@@ -55,20 +50,10 @@ def test_family_maps_equal_loops(name: str) -> None:
         _compare_with_loops(captured, row=1)
 
 
-def everything(captured: Capture) -> Positions:
-    batch, _, queries, keys = captured.shape
-    real, there = (torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys))
-    return Positions(real, there)
-
-
-def maps_of(taken: AttentionDecomposition, heads: str) -> dict[str, Tensor]:
-    positions = everything(taken.captured)
-    made = attention_maps if heads == "sum" else each_head
-    return {
-        name: one.values
-        for name, one in made(taken, MAPS, positions).items()
-        if one.values is not None
-    }
+def maps_of(captured: Capture, heads: str) -> dict[str, Tensor]:
+    view = LayerView(captured)
+    maps = view.maps(HEAD_MAPS) if heads == "sum" else view.head_maps(HEAD_MAPS)
+    return {name: made.values for name, made in maps.items() if made.values is not None}
 
 
 def _compare_with_loops(captured: Capture, row: int) -> None:
@@ -80,7 +65,7 @@ def _compare_with_loops(captured: Capture, row: int) -> None:
     taken = AttentionDecomposition(captured)
     expected = reference.norms(alpha, f)
     for heads in HEADS:
-        for name, array in maps_of(taken, heads).items():
+        for name, array in maps_of(captured, heads).items():
             found = array[row].numpy()
             assert_allclose(found, expected[f"{name} {heads}"], rtol=1e-10, atol=1e-14)
     assert_allclose(taken.transformed_norm[row].numpy(), expected["transformed_norm"], rtol=1e-11)
@@ -154,7 +139,6 @@ def test_maps_from_the_weights_alone(name: str, weights: Any, norm: Any, groups:
             assert_allclose(
                 summed[row]["attn_n"][layer], expected["attn_n sum"], rtol=1e-10, atol=1e-13
             )
-            assert result.transformed_norm is not None
             assert_allclose(
                 result.transformed_norm[layer], expected["transformed_norm"], rtol=1e-11
             )
@@ -259,8 +243,7 @@ def test_gap_sees_a_dropped_bias() -> None:
     with torch.no_grad(), normscope.capture(model) as captures:
         model(**tiny_inputs("bert"))
     for captured, bound in ((captures[0], 1e-14), (_without_bias(captures[0]), None)):
-        taken = AttentionDecomposition(captured)
-        gap = attention_maps(taken, MAPS, everything(captured))["attn_n"].gap
+        gap = LayerView(captured).maps(HEAD_MAPS)["attn_n"].gap()
         assert gap.min() > 1e-3 if bound is None else gap.max() < bound
 
 
@@ -278,9 +261,9 @@ def test_spot_check_sees_one_wrong_factor() -> None:
     real = torch.ones(3, 9, dtype=torch.bool)
     drawn = [drawn_of(taken, real, layer) for layer in range(DRAWS)]
     for heads in HEADS:
-        for name, array in maps_of(taken, heads).items():
-            right = [taken.spot_check(name, cells.of(array), cells) for cells in drawn]
-            wrong = [taken.spot_check(name, cells.of(array * 1.001), cells) for cells in drawn]
+        for name, array in maps_of(captures[0], heads).items():
+            right = [cells.gap(cells.of(array), weight=name == "attn_w") for cells in drawn]
+            wrong = [cells.gap(cells.of(array * 1.001), weight=name == "attn_w") for cells in drawn]
             assert max(spots.max() for spots in right) < 1e-14
             # Causal: cells before the diagonal hold nothing, and any factor is right there.
             assert (torch.stack(wrong) > 1e-7).double().mean() > 0.5
@@ -292,11 +275,11 @@ def test_spot_check_draws_real_positions_only() -> None:
         model(**tiny_inputs("bert"))
     taken = AttentionDecomposition(captures[0])
     real = tiny_inputs("bert")["attention_mask"].bool()
-    array = maps_of(taken, "sum")["attn_n"]
+    array = maps_of(captures[0], "sum")["attn_n"]
     array = array.masked_fill(~(real[:, :, None] & real[:, None, :]), torch.nan)
     for layer in range(DRAWS):
         cells = drawn_of(taken, real, layer)
-        assert taken.spot_check("attn_n", cells.of(array), cells).max() < 1e-14
+        assert cells.gap(cells.of(array), weight=False).max() < 1e-14
 
 
 def test_check_architecture_refuses_too_tight_a_bound() -> None:

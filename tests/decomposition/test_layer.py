@@ -11,13 +11,12 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 import normscope
-from normscope.capture import Capture
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.activations import KNOWN, recognise, secant
-from normscope.decomposition.attention import Positions
+from normscope.decomposition.available import available
 from normscope.decomposition.feedforward import FF_BIASES
-from normscope.decomposition.layer import LayerDecomposition, scopes_of
-from normscope.decomposition.maps import NAMES, available, layer_maps
+from normscope.decomposition.layer import Decomposing, LayerView, scopes_of
+from normscope.decomposition.scopes import NAMES
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
 from tests.helpers import reference
@@ -59,12 +58,6 @@ def test_scopes_of_every_family(name: str) -> None:
         assert list(names) == wanted
 
 
-def everything(captured: Capture) -> Positions:
-    batch, _, queries, keys = captured.shape
-    real, there = (torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys))
-    return Positions(real, there)
-
-
 @pytest.mark.parametrize("ff_bias", FF_BIASES)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
@@ -75,14 +68,16 @@ def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
         for captured in (layer.attention, layer.cross):
             if captured is None:
                 continue
-            taken = LayerDecomposition(layer, captured.kind, ff_bias=ff_bias, memory=100_000)
+            view = LayerView(captured, layer, how=Decomposing(ff_bias, memory=100_000))
             batch, _, queries, keys = captured.shape
-            for scope, made in layer_maps(taken, taken.scopes, everything(captured)).items():
+            maps = view.maps(view.scopes)
+            gaps = view.take_gaps()  # of completeness and of random cells
+            for scope, made in maps.items():
                 assert made.values is not None
                 seen.add(f"{captured.kind} {scope}")
-                assert made.gap.max() < 1e-9, scope
-                assert made.spot is not None
-                assert made.spot.max() < 1e-9, scope
+                assert made.gap().max() < 1e-9, scope
+                assert made.at_cells is not None
+                assert gaps[scope].max() < 1e-9, scope
                 assert made.values.min() >= 0
                 extra = captured.kind == "cross" and scope not in ("attn_w", "attn_n")
                 assert made.values.shape == (batch, queries, keys + extra)
@@ -166,8 +161,7 @@ def test_llama_residual_against_loops() -> None:
     with FullPrecision(), capture_layers(model, layers.append):
         model(**inputs)
     for layer in layers:
-        taken = LayerDecomposition(layer, "self")
-        made: Any = layer_maps(taken, ["attn_res_n", "atb_ln"], everything(layer.last))
+        made: Any = LayerView(layer.last, layer).maps(["attn_res_n", "atb_ln"])
         captured = layer.last
         norm: Any = layer.module.get_submodule("post_attention_layernorm")
         for row in range(3):
@@ -216,11 +210,11 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
     with torch.no_grad(), FullPrecision(), capture_layers(model, layers.append):
         model(**tiny_inputs(name, batch=1, length=5))
     layer = layers[1]
-    taken = LayerDecomposition(layer, "self", ff_bias=ff_bias)
-    scope = next(s for s in taken.scopes if s.endswith("_ff"))
-    made: Any = layer_maps(taken, [scope, f"{scope}_res"], everything(layer.last))
-    ff = taken._feed_forward()
-    weights, into, carried = ff.weights, taken.into_ff, taken.whole_block
+    view = LayerView(layer.last, layer, how=Decomposing(ff_bias))
+    scope = next(s for s in view.scopes if s.endswith("_ff"))
+    made: Any = view.maps([scope, f"{scope}_res"])
+    ff = view._feed_forward()
+    weights, into, carried = ff.weights, view.parts("ff_input"), view.parts("block")
 
     def core(states: Tensor, bias: Tensor) -> Tensor:
         first = states @ weights.first + bias @ weights.first
@@ -236,7 +230,7 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
     keys = torch.arange(5).unsqueeze(0)
     for i in range(5):
         query = torch.full((1, 5), i)
-        parts = into.cells(taken.alone.at(query, keys))[0]
+        parts = into.at(view.attention.at(query, keys))[0]
         bias = torch.zeros_like(parts[0]) if into.bias is None else into.bias[0, i]
         shares = _shares(core, weights, parts, bias, ff_bias)
         if ff.branch is not None:
@@ -244,7 +238,7 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
         shares = shares if ff.scale is None else ff.scale(shares)
         norms = made[scope].values[0, i]
         assert_allclose(norms, shares.norm(dim=-1), rtol=1e-8, atol=1e-10)
-        summed = shares + carried.cells(taken.alone.at(query, keys))[0]
+        summed = shares + carried.at(view.attention.at(query, keys))[0]
         assert_allclose(
             made[f"{scope}_res"].values[0, i], summed.norm(dim=-1), rtol=1e-8, atol=1e-10
         )

@@ -11,11 +11,11 @@ import torch
 from numpy.testing import assert_allclose
 
 import normscope
-from normscope.capture import scores, seam
-from normscope.capture.layout import Layout
-from normscope.capture.seam import why_not_fused
-from normscope.decomposition.maps import available
-from normscope.decomposition.rows import check_reductions
+from normscope.capture import interface, plain, scores
+from normscope.capture.interface import why_not_fused
+from normscope.capture.inventory import Inventory
+from normscope.decomposition.available import available
+from normscope.decomposition.reductions import check_reductions
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from tests.helpers.tiny import tokenizer
@@ -50,7 +50,7 @@ def test_fused_is_eager(name: str) -> None:
     """The same maps, ratios and shares; many eager softmaxes round to float32, ours does not."""
     model: Any = tiny_model(name)
     inputs, maps = tiny_inputs(name), maps_of(model)
-    if (why := why_not_fused(Layout(model))) is not None:
+    if (why := why_not_fused(Inventory(model))) is not None:
         assert name in LATER, why
         with pytest.raises(UnsupportedModelError, match="not possible here"):
             normscope.analyze_inputs(model, inputs, attention="fused")
@@ -112,7 +112,7 @@ def test_left_padding_and_a_window() -> None:
 
 
 def test_long_inputs_are_fused_of_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normscope.engine.runner.LONG", 8)
+    monkeypatch.setattr("normscope.engine.run.LONG", 8)
     model, inputs = tiny_model("llama"), tiny_inputs("llama")
     assert "path:fused" in normscope.analyze_inputs(model, inputs)[0].signature
     each = normscope.analyze_inputs(model, inputs, heads="each")[0]
@@ -121,7 +121,7 @@ def test_long_inputs_are_fused_of_themselves(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_weights_that_are_not_the_models_are_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale that is off by a hundredth is seen at the rows that are checked."""
-    right = scores.scores_of
+    right = plain.scores_of
 
     def wrong(*args: Any) -> Any:
         from dataclasses import replace
@@ -129,7 +129,7 @@ def test_weights_that_are_not_the_models_are_never_used(monkeypatch: pytest.Monk
         made = right(*args)
         return replace(made, scaling=made.scaling * 1.01)
 
-    monkeypatch.setattr(seam, "scores_of", wrong)
+    monkeypatch.setattr(interface, "scores_of", wrong)
     with pytest.raises(ExactnessError, match=r"attn_w of model\.layers\.0"):
         normscope.analyze_inputs(tiny_model("llama"), tiny_inputs("llama"), attention="fused")
 
@@ -216,7 +216,7 @@ def test_reductions_of_texts_know_their_tokens() -> None:
     ({"reduce": ("category",), "categories": {"a": "b"}}, "a list of tokens, not a string"),
     ({"attention": "flash"}, "one of auto, eager, fused"),
     ({"kernels": "cuda"}, "one of auto, torch, triton"),
-    ({"kernels": "triton"}, "cpu is no CUDA device"),
+    ({"kernels": "triton"}, "cpu is not a CUDA device"),
 ])  # fmt: skip
 def test_bad_input_says_what_is_valid(how: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -275,7 +275,7 @@ def test_weights_that_are_wrong_for_one_query_are_seen(monkeypatch: pytest.Monke
         with pytest.raises(ExactnessError, match='try attention="eager"'):
             normscope.analyze_inputs(model, inputs, attention="fused", **how)
     # Left to itself it goes back to eager attention.
-    monkeypatch.setattr("normscope.engine.runner.LONG", 8)
+    monkeypatch.setattr("normscope.engine.run.LONG", 8)
     assert "path:interface" in normscope.analyze_inputs(model, inputs)[0].signature
 
 

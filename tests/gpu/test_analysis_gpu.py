@@ -10,9 +10,11 @@ import torch
 from numpy.testing import assert_allclose
 
 import normscope
-from normscope.decomposition.maps import available
-from normscope.engine.collector import Options
-from normscope.engine.runner import SEEN, Runner
+from normscope.decomposition.available import available
+from normscope.engine.batch import Batch
+from normscope.engine.options import AnalysisOptions
+from normscope.engine.run import SEEN, Engine
+from normscope.measures.maps import Maps
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.results.signature import Signature
 
@@ -55,7 +57,8 @@ def test_triton_is_torch(name: str, dtype: torch.dtype) -> None:
 def test_graphs_give_the_same(name: str) -> None:
     """Other numbers of the same shape go through a recorded graph, or past it."""
     model, inputs, maps = ready(name, torch.float32)
-    runner = Runner(model, tuple(maps), Options(), Signature(model, None, {}))
+    options = AnalysisOptions(maps).checked()
+    engine = Engine(model, [Maps(model, options, Signature(model, None, {}))])
     torch.cuda.manual_seed(1)
     expected = torch.rand(3, device="cuda")
     torch.cuda.manual_seed(1)
@@ -63,8 +66,9 @@ def test_graphs_give_the_same(name: str) -> None:
         ids = inputs["input_ids"].roll(seed, dims=0).roll(seed, dims=1)
         new = {**inputs, "input_ids": ids}
         plain = normscope.analyze_inputs(model, new, maps=maps)
-        compare(plain, runner.run(new), 1e-6)
-    recorded = [graph is not None for graph in runner.graphs.values()]
+        (results,) = engine.finish(engine.start(Batch(model, new))).results
+        compare(plain, results, 1e-6)
+    recorded = [graph is not None for graph in engine.graphs.values()]
     assert recorded == [name != "mixtral"]  # experts are chosen by looking at numbers
     # Whoever draws random numbers afterwards draws them as if nothing had been.
     assert torch.equal(torch.rand(3, device="cuda"), expected)

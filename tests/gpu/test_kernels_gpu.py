@@ -67,9 +67,6 @@ def test_flash_norms_of_head_sizes(size: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("masked", ["", "padded", "added"])
-@pytest.mark.parametrize("window", [None, 1, 50])
 @pytest.mark.parametrize("causal", [True, False])
-def test_flash_norms_of_masks(causal: bool, window: int | None, masked: str) -> None:
-    check_flash(
-        (8, 4), (190, 211), 64, torch.bfloat16, causal, window, masked, batch=2, device="cuda"
-    )
+def test_flash_norms_of_masks(causal: bool, masked: str) -> None:
+    check_flash((8, 4), (190, 211), 64, torch.bfloat16, causal, masked, batch=2, device="cuda")

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 def piece_maps(model: Any, inputs: dict[str, Any]) -> list[dict[tuple[str, int | None], Array]]:
     """For each layer, the (query, key) maps by name and head (None: all) of one unpadded pair."""
-    made = []
+    layers = []
     with torch.no_grad(), capture(model) as captures:
         model(**inputs)
     for captured in captures:
@@ -28,17 +28,17 @@ def piece_maps(model: Any, inputs: dict[str, Any]) -> list[dict[tuple[str, int |
         value = captured.value[0].double().numpy()
         f = reference.vectors_from_values(value, captured.projection.weight.double().numpy())
         norms = reference.norms(alpha, f)
-        found: dict[tuple[str, int | None], Array] = {}
+        maps: dict[tuple[str, int | None], Array] = {}
         for name in ("attn_w", "attn_n"):
-            found[name, None] = norms[f"{name} sum"]
-            found.update({(name, head): one for head, one in enumerate(norms[f"{name} each"])})
-        made.append(found)
-    return made
+            maps[name, None] = norms[f"{name} sum"]
+            maps.update({(name, head): norm for head, norm in enumerate(norms[f"{name} each"])})
+        layers.append(maps)
+    return layers
 
 
 def normed_maps(model: Any, inputs: dict[str, Any]) -> list[Array]:
     """‖p_ij‖ of a post-norm cross-attention block, for the source alone: (query, key)."""
-    made = []
+    maps = []
 
     def take(layer: LayerCapture) -> None:
         captured = layer.cross
@@ -53,11 +53,11 @@ def normed_maps(model: Any, inputs: dict[str, Any]) -> list[Array]:
         f = reference.vectors_from_values(value, captured.projection.weight.double().numpy())
         s = reference.attention_vectors(alpha, f)
         p = reference.layer_norm(s, whole, norm.weight.detach().double().numpy(), norm.eps)
-        made.append(reference.lengths(p))
+        maps.append(reference.lengths(p))
 
     with torch.no_grad(), capture_layers(model, take):
         model(**inputs)
-    return made
+    return maps
 
 
 def words(
@@ -72,19 +72,19 @@ def words(
     for step in range(len(pieces)):
         for key, word in enumerate(source):
             summed[step, word if word >= 0 else sizes[0]] += pieces[step, key]
-    made = np.zeros((sizes[1], sizes[0] + 1))
+    matrix = np.zeros((sizes[1], sizes[0] + 1))
     for word in range(sizes[1]):
         steps = [at + (reading == "awi") for at, own in enumerate(target) if own == word]
         for step in steps:
-            made[word] += summed[step] / len(steps)
-    return made
+            matrix[word] += summed[step] / len(steps)
+    return matrix
 
 
 def links(matrix: Array) -> set[tuple[int, int]]:
     """The largest of each row; the frame is no link."""
-    found = set()
+    pairs = set()
     for word, row in enumerate(matrix):
         best = int(np.argmax(row))
         if best < len(row) - 1:
-            found.add((best, word))
-    return found
+            pairs.add((best, word))
+    return pairs

@@ -46,8 +46,8 @@ def metaspace() -> Any:
 def bytelevel() -> Any:
     """Like BART's: bytes, a space before a word as part of it."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return trained(made, decoders.ByteLevel(), 300, alphabet)
+    pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return trained(pre_tokenizer, decoders.ByteLevel(), 300, alphabet)
 
 
 def dropping() -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import Capture, capture
-from normscope.capture.layout import configs_of
+from normscope.capture.inventory import configs_of
 from normscope.models.architectures import tiny_inputs, tiny_model
 
 HOOKS = (

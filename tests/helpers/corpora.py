@@ -12,19 +12,29 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck
 from numpy.testing import assert_allclose
 
+import normscope
 from normscope.corpus import work
-from normscope.measures.statistics import Settings, Table
+from normscope.corpus.readers import ALL, START, Mark, RowFilter, RowSource
+from normscope.measures.statistics import StatisticSettings, Table
 from normscope.models.architectures import tiny_model
 from tests.helpers.tiny import TEXT, tokenizer
 
 WORDS = [word for word in TEXT.split() if not word.startswith("##")][:50]
 STATISTICS = ("dispersion", "categories", "mixing", "preserve_mix")
-SETTINGS = Settings(masking=0.0, replicates=20)  # the tiny tokenizer has no mask token
+SETTINGS = StatisticSettings(masking=0.0, replicates=20)  # the tiny tokenizer has no mask token
+
+
+# Few examples, since each of them writes files.
+PROPERTY = hypothesis.settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def save_model(folder: Path, *, seed: int = 0) -> Path:
@@ -52,6 +62,54 @@ def mixed_corpus(home: Path) -> Path:
     lines[3:3] = ["{broken", '{"text": ""}']
     (home / "b.jsonl").write_text("\n".join(lines) + '\n{"text": 1}\n')
     return home
+
+
+def quick_run(folder: Path, output: Path | None = None, **changes: Any) -> Any:
+    """A run over the mixed corpus with a cheap statistic, for `quick_measuring`."""
+    return _run(
+        folder, output, {"statistics": [Sums()], "block_rows": 8, "batch_tokens": 64}, changes
+    )
+
+
+def full_run(folder: Path, output: Path | None = None, **changes: Any) -> Any:
+    """A run over the mixed corpus with real statistics."""
+    size = {"block_rows": 31, "batch_tokens": 10_000}
+    return _run(folder, output, {"statistics": STATISTICS, **size}, changes)
+
+
+def _run(folder: Path, output: Path | None, usual: dict[str, Any], changes: dict[str, Any]) -> Any:
+    arguments: dict[str, Any] = {
+        "model": folder / "model",
+        "data": [folder / "a.txt", folder / "b.jsonl"],
+        "settings": SETTINGS,
+        "output": output,
+    }
+    return normscope.corpus(**{**arguments, **usual, **changes})
+
+
+class Stop(BaseException):
+    """The process ends here."""
+
+
+def interrupt(folder: Path, output: Path, after: int, **changes: Any) -> None:
+    """A quick run that stops dead after some blocks."""
+    with pytest.MonkeyPatch.context() as patch:
+        done, whole = [0], work.CorpusWorker.run
+
+        def stopping(self: Any, block: Any) -> Any:
+            if done[0] == after:
+                raise Stop
+            done[0] += 1
+            return whole(self, block)
+
+        patch.setattr(work.CorpusWorker, "run", stopping)
+        with pytest.raises(Stop):
+            quick_run(folder, output, checkpoint_seconds=0.0, **changes)
+
+
+def contents_of(source: RowSource, start: Mark = START, chosen: RowFilter = ALL) -> list[Any]:
+    """The contents and problems of the rows of a source."""
+    return [row.content for row in source.read(start, chosen)]
 
 
 @contextmanager
@@ -119,6 +177,15 @@ class Sums:
             "sums": Table({"at": list(range(len(state["sum"]))), "sum": state["sum"]}, "Sums"),
             "lengths": Table({"tokens": used, "sequences": state["lengths"][used]}),
         }
+
+
+class OtherSums(Sums):
+    """The same under another name, with one table."""
+
+    name = "other"
+
+    def result(self, state: dict[str, Any]) -> dict[str, Table]:
+        return {"other": Table({"rows": [state["rows"]]})}
 
 
 class QuickMeasurer:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.kernels import RowInputs, ScoreInputs
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 kernels: Any = None
 if INTERPRETED or torch.cuda.is_available():
@@ -115,17 +117,19 @@ def check_rows(
         "bias_norm": linear(constant) / sigma + shift,
         "gap_norm": linear(whole) / sigma + shift - normed.double(),
     }
-    made = kernels.row_lengths(
+    inputs = RowInputs(
         total, output, bias=bias, own=own, residual=x, after_residual=given,
         gamma=gamma, beta=beta, centred=centred, eps=eps, after_norm=normed,
     )  # fmt: skip
+    lengths = kernels.row_lengths(inputs)
     for name, vectors in wanted.items():
-        close(getattr(made, name), vectors.norm(dim=-1), name)
-    short = kernels.row_lengths(total, output)
+        close(getattr(lengths, name), vectors.norm(dim=-1), name)
+    short = kernels.row_lengths(RowInputs(total, output))
     close(short.others, total.double().norm(dim=-1))
     assert float(short.own.sum()) == 0
     assert short.own_residual is None
-    middle = kernels.row_lengths(total, output, residual=x, after_residual=given)
+    inputs = RowInputs(total, output, residual=x, after_residual=given)
+    middle = kernels.row_lengths(inputs)
     close(middle.own_residual, x.double().norm(dim=-1))
     assert middle.sigma is None
 
@@ -136,7 +140,6 @@ def check_flash(
     size: int,
     dtype: torch.dtype,
     causal: bool = True,
-    window: int | None = None,
     masked: str = "",
     batch: int = 1,
     device: str = "cpu",
@@ -151,7 +154,6 @@ def check_flash(
     j = torch.arange(keys, device=device)
     seen = torch.ones(batch, many, queries, keys, dtype=torch.bool, device=device)
     seen &= (j <= i) if causal else True
-    seen &= (j > i - window) if window is not None else True
     scores = query.double() @ key.double().repeat_interleave(many // few, dim=1).mT
     scores = scores * size**-0.5
     if masked == "padded":  # the first keys of the last row; its first queries see nothing
@@ -165,17 +167,17 @@ def check_flash(
     scores = scores.masked_fill(~seen, -torch.inf)
     lse = scores.logsumexp(dim=-1)
     alpha = (scores - lse.masked_fill(lse.isinf(), 0).unsqueeze(-1)).exp()
-    norms = torch.einsum("bhqk,bkhr->bqkr", alpha, factors.double()).norm(dim=-1)
+    norms: Tensor = torch.einsum("bhqk,bkhr->bqkr", alpha, factors.double()).norm(dim=-1)
 
-    how: dict[str, Any] = {"causal": causal, "window": window, "mask": mask}
-    got = kernels.attention_lse(query, key, scaling=size**-0.5, **how)
+    inputs = ScoreInputs(query, key, scaling=size**-0.5, causal=causal, mask=mask)
+    got = kernels.attention_lse(inputs)
     torch.testing.assert_close(got, lse.float(), rtol=2e-6, atol=5e-6)
-    made = kernels.flash_norms(query, key, got, factors, scaling=size**-0.5, **how)
-    assert (made[norms == 0] == 0).all()
-    torch.testing.assert_close(made, norms.float(), rtol=2e-5, atol=1e-6)
+    cells: Tensor = kernels.flash_norms(inputs, got, factors)
+    assert bool((cells[norms == 0] == 0).all())
+    torch.testing.assert_close(cells, norms.float(), rtol=2e-5, atol=1e-6)
     rows = slice(queries // 3, queries // 3 + max(queries // 2, 1))
-    some = kernels.flash_norms(query, key, got, factors, scaling=size**-0.5, rows=rows, **how)
-    torch.testing.assert_close(some, made[:, rows], rtol=2e-6, atol=1e-6)
+    some = kernels.flash_norms(inputs, got, factors, rows)
+    torch.testing.assert_close(some, cells[:, rows], rtol=2e-6, atol=1e-6)
 
 
 def close(got: Tensor, wanted: Tensor, name: str = "", at_least: float = 1e-300) -> None:

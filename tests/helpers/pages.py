@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +12,19 @@ from numpy.typing import NDArray
 
 import normscope
 from normscope import Contributions, LabelledArray
-from normscope.engine.labels import named, with_residual
+from normscope.engine.batch import named, with_residual
 from normscope.text.tokens import Tokens
 
 SENTENCE = ("[CLS]", "the", "cat", "##s", "sat", "on", "the", "mat", ".", "[SEP]")
 TEXTS = ("[CLS]", "The", "cat", "s", "sat", "on", "the", "mat", ".", "[SEP]")
 WORDS = ("[CLS]", "The", "cats", "sat", "on", "the", "mat", ".", "[SEP]")
+
+HOSTILE = (
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(2)>",
+    "\"'",
+    "a\0\u202eb",
+)
 
 
 def sentence() -> Tokens:
@@ -128,3 +137,29 @@ def translation() -> list[Contributions]:
 def shares(values: NDArray[Any]) -> NDArray[np.float64]:
     wide = np.asarray(values, dtype=np.float64)
     return np.asarray(wide / wide.sum(axis=-1, keepdims=True))
+
+
+def decoded(data: dict[str, Any], number: int) -> NDArray[np.float64]:
+    """One array of a payload, as the page unpacks it."""
+    slab = data["slabs"][number]
+    if "mean" in slab:
+        return decoded(data, slab["mean"]).mean(axis=1)
+    if "times" in slab:
+        weights = decoded(data, slab["times"])
+        factor = np.frombuffer(base64.b64decode(slab["factor"]), "<f4")
+        return weights * factor.reshape(*weights.shape[:2], 1, weights.shape[3])
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(slab["data"])), np.uint8)
+    planes = raw.reshape(1 if slab["levels"] <= 255 else 2, *slab["shape"]).astype(np.float64)
+    cells = planes[0] + (256 * planes[1] if len(planes) == 2 else 0)
+    leading = slab["shape"][: len(slab["shape"]) - (1 if len(slab["shape"]) == 2 else 2)]
+    largest = np.array(slab["largest"]).reshape(*leading, *[1] * (cells.ndim - len(leading)))
+    return np.asarray((cells / slab["levels"]) ** 2 * largest)
+
+
+def maps_of(data: dict[str, Any], part: int = 0) -> dict[tuple[str, str], NDArray[np.float64]]:
+    return {
+        (one["name"], kind): decoded(data, one[kind]["slab"])
+        for one in data["parts"][part]["maps"]
+        for kind in ("each", "sum")
+        if kind in one
+    }

@@ -10,7 +10,15 @@ import torch
 from numpy.typing import NDArray
 
 from normscope.capture.layers import LayerCapture, capture_layers
-from normscope.measures.statistics import Measurer, Row, Settings, State, Table, choose, merge
+from normscope.measures.statistics import (
+    Measurer,
+    Row,
+    StatisticSettings,
+    StatisticState,
+    Table,
+    choose,
+    merge,
+)
 from normscope.measures.statistics.hashing import masked_positions
 from normscope.models.architectures import tiny_model
 from tests.helpers import reference, tiny
@@ -52,15 +60,15 @@ def bert() -> Any:
 def measured(
     names: Any,
     rows: list[Row],
-    settings: Settings | None = None,
+    settings: StatisticSettings | None = None,
     split: Any = None,
     model: Any = None,
 ) -> dict[str, dict[str, Table]]:
     """Tables by statistic and name, from batches of the rows numbered in ``split``."""
-    settings = Settings() if settings is None else settings
+    settings = StatisticSettings() if settings is None else settings
     statistics = choose(names, settings)
     measurer = Measurer(bert() if model is None else model, tokenizer(), statistics, settings)
-    state: dict[str, State] = {}
+    state: dict[str, StatisticState] = {}
     for batch in [range(len(rows))] if split is None else split:
         state = merge(statistics, state, measurer.measure([rows[i] for i in batch]))
     return {one.name: one.result(state[one.name]) for one in statistics}

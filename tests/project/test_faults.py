@@ -19,7 +19,7 @@ import normscope
 from normscope.alignment.files import read_links, write_links
 from normscope.alignment.links import Links
 from normscope.corpus.readers import open_file
-from normscope.engine.runner import Runner
+from normscope.engine.run import Engine
 from normscope.errors import InputError, NormscopeError
 from normscope.measures.statistics import Measurer
 from normscope.models.architectures import tiny_inputs, tiny_model
@@ -170,13 +170,13 @@ def test_permission_denied(
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Two rows at once fit, more do not; gives the sizes that were tried."""
     tried: list[int] = []
-    start, measure = Runner.start, Measurer.measure
+    start, measure = Engine.start, Measurer.measure
 
-    def starting(self: Runner, inputs: Any, *rest: Any, **more: Any) -> Any:
-        tried.append(len(inputs["input_ids"]))
+    def starting(self: Engine, batch: Any) -> Any:
+        tried.append(len(batch.inputs["input_ids"]))
         if tried[-1] > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return start(self, inputs, *rest, **more)
+        return start(self, batch)
 
     def measuring(self: Measurer, rows: Any) -> Any:
         tried.append(len(rows))
@@ -184,7 +184,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return measure(self, rows)
 
-    monkeypatch.setattr(Runner, "start", starting)
+    monkeypatch.setattr(Engine, "start", starting)
     monkeypatch.setattr(Measurer, "measure", measuring)
     return tried
 
@@ -205,7 +205,7 @@ def test_what_does_not_fit_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     def full(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(Runner, "start", full)
+    monkeypatch.setattr(Engine, "start", full)
     model, reads = tiny_model("bert"), tokenizer()
     with pytest.raises(InputError, match="does not hold these texts alone; a shorter text"):
         normscope.analyze(model, reads, TEXTS[0])

@@ -32,7 +32,7 @@ from normscope.corpus.records import Content, Problem
 from normscope.errors import InputError
 from normscope.measures.analysis import analyze_inputs
 from normscope.models.architectures import tiny_inputs, tiny_model
-from normscope.results.contributions import FORMAT
+from normscope.results.saved import FORMAT
 from tests.helpers.profiles import examples
 from tests.helpers.serving import HOME, in_app
 

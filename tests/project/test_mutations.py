@@ -36,8 +36,8 @@ MUTATIONS = {
     ),
     "query and key swapped in the map alone": (
         "kernels/gram.py",
-        "return [norms.transpose(1, 2) for norms in made]",
-        "return made",
+        "return [norms.transpose(1, 2) for norms in lengths]",
+        "return lengths",
         "decomposition/test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
     "grouped heads not repeated in the products": (
@@ -54,14 +54,14 @@ MUTATIONS = {
     ),
     "products of two heads counted once": (
         "kernels/products.py",
-        "times = 2 * torch.ones_like",
-        "times = torch.ones_like",
+        "counts = 2 * torch.ones_like",
+        "counts = torch.ones_like",
         "decomposition/test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
     "products kept although the weight has changed": (
         "kernels/products.py",
-        "if seen is None or not torch.equal(seen, probe):",
-        "if seen is None:",
+        "state: list[object] = [tensor_state(weight)]",
+        "state: list[object] = [weight.shape]",
         "kernels/test_products.py::test_kept_until_the_weight_changes_in_whatever_way",
     ),
     "the query's own vector left to float32 where heads cancel": (
@@ -71,41 +71,42 @@ MUTATIONS = {
         "kernels/test_products.py::test_heads_that_cancel_in_float32",
     ),
     "grouped heads tiled instead of repeated in the reconstruction": (
-        "capture/recorder.py",
+        "capture/record.py",
         "value.repeat_interleave(heads // groups, dim=1)",
         "value.repeat(1, heads // groups, 1, 1)",
         "decomposition/test_exactness.py::test_family_is_seen_exactly[llama]",
     ),
     "captures keyed by module": (
         "capture/recorder.py",
-        "self.emit(captured)",
-        "layer or self.emit(captured) if cross else place.name in vars(self).setdefault("
-        "'keyed', set()) or (self.keyed.add(place.name), self.emit(captured))",
+        "        self.emit(self._capture(pending, module, pending.merged, output))\n",
+        "        one = self._capture(pending, module, pending.merged, output)\n"
+        "        one.layer or self.emit(one) if one.kind == 'cross' else one.name in vars(self)"
+        ".setdefault('keyed', set()) or (self.keyed.add(one.name), self.emit(one))\n",
         "decomposition/test_exactness.py::test_family_is_seen_exactly[albert]",
     ),
     "the mask function left out": (
-        "capture/seam.py",
+        "capture/interface.py",
         "AttentionMaskInterface.register(NAME, _mask)",
         "AttentionMaskInterface",
         "decomposition/test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
     "float32 in the Gram matrix": (
         "kernels/gram.py",
-        "        head_vectors(value[:, :, here], weight, out=vectors)\n",
-        "        head_vectors(value[:, :, here], weight, out=vectors)\n"
+        "        head_vectors(value[:, :, span], weight, out=vectors)\n",
+        "        head_vectors(value[:, :, span], weight, out=vectors)\n"
         "        vectors.copy_(vectors.float())\n",
         "decomposition/test_exactness.py::test_cancelling_heads_keep_six_digits",
     ),
     "heads averaged instead of summed": (
         "kernels/gram.py",
-        ".mul_(scaled).sum(dim=1)",
-        ".mul_(scaled).mean(dim=1)",
+        ".mul_(weights).sum(dim=1)",
+        ".mul_(weights).mean(dim=1)",
         "decomposition/test_exactness.py::test_family_is_seen_exactly[bert]",
     ),
     "post-norm taken for pre-norm in cross-attention": (
         "capture/recorder.py",
-        "return before if before is not None and self.normed_first[self.block] else given",
-        "return before if before is not None else given",
+        "return before if before is not None and self.normed_first[self.block] else states",
+        "return before if before is not None else states",
         "capture/test_capture.py -k residual",
     ),
     "the feed-forward's residual on the diagonal alone, its sum kept": (

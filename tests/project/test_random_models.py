@@ -22,10 +22,12 @@ from torch import Tensor
 
 import normscope
 from normscope.capture import Capture, scores
-from normscope.capture.layout import Layout
-from normscope.capture.seam import why_not_fused
-from normscope.decomposition.attention import BOUNDS, AttentionDecomposition, Positions
-from normscope.decomposition.maps import NAMES, attention_maps, available
+from normscope.capture.interface import why_not_fused
+from normscope.capture.inventory import Inventory
+from normscope.decomposition.available import available
+from normscope.decomposition.layer import LayerView
+from normscope.decomposition.scopes import NAMES
+from normscope.engine.judge import BOUNDS
 from normscope.models.architectures import FAMILIES, randomize_, tiny_inputs
 from normscope.testing import FullPrecision
 from tests.helpers.captures import captured
@@ -226,12 +228,6 @@ def test_a_row_is_the_same_in_any_batch(case: Case, data: st.DataObject) -> None
 # ---- forms
 
 
-def everything(a: Capture) -> Positions:
-    batch, _, queries, keys = a.shape
-    real, there = (torch.ones(batch, n, dtype=torch.bool) for n in (queries, keys))
-    return Positions(real, there)
-
-
 def dense_norms(a: Capture) -> Tensor:
     """‖Σ_h αf‖ with every vector built."""
     value = a.value.double()
@@ -246,7 +242,7 @@ def dense_norms(a: Capture) -> Tensor:
 @given(case=cases())
 def test_the_fast_form_is_the_dense_one(case: Case) -> None:
     for a in captured(case.model(), case.inputs()):
-        made = attention_maps(AttentionDecomposition(a), ["attn_n"], everything(a))["attn_n"]
+        made = LayerView(a).maps(["attn_n"])["attn_n"]
         assert made.values is not None
         expected = dense_norms(a)
         # Squares of cancelling heads keep half of the digits at worst.
@@ -258,7 +254,7 @@ def test_the_fast_form_is_the_dense_one(case: Case) -> None:
 def test_the_fused_form_is_the_eager_one(case: Case, block: int) -> None:
     model, inputs = case.model(), case.inputs()
     factored = [name for name in maps_of(model) if "_ff" not in name]
-    if why_not_fused(Layout(model)) is not None:
+    if why_not_fused(Inventory(model)) is not None:
         with pytest.raises(normscope.UnsupportedModelError, match="not possible here"):
             normscope.analyze_inputs(model, inputs, attention="fused")
         return
@@ -285,8 +281,7 @@ def test_the_error_grows_with_what_is_wrong(case: Case, data: st.DataObject) -> 
     gaps = []
     for size in (0.0, 1e-8, 1e-6, 1e-4, 1e-2):
         changed = replace(a, value=a.value + size * noise)
-        taken = AttentionDecomposition(changed)
-        gap = attention_maps(taken, ["attn_n"], everything(a))["attn_n"].gap
+        gap = LayerView(changed).maps(["attn_n"])["attn_n"].gap()
         gaps.append(float(gap.max()))
     assert gaps[0] < BOUNDS[torch.float64]
     assert all(math.isfinite(gap) for gap in gaps)

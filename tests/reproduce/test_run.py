@@ -131,11 +131,11 @@ def test_ctrl_c_says_how_to_continue(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work.Worker, "run", interrupt)
+    monkeypatch.setattr(work.CorpusWorker, "run", interrupt)
     model, text = map(str, inputs)
     output = tmp_path / "r"
     command = ["reproduce", "emnlp2021", "--model", model, "--data", text, "-o", str(output)]
     done = RUNNER.invoke(app, command)
     assert done.exit_code == 130
-    kept = f"the standing is kept in {output / 'measured'}; the same command continues"
+    kept = f"progress is saved in {output / 'measured'}; the same command continues"
     assert kept in done.stderr

@@ -19,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from normscope.errors import InputError, MissingExtraError
 from normscope.results.arrays import LabelledArray
-from normscope.results.contributions import FORMAT, Contributions, load
+from normscope.results.contributions import Contributions, load
+from normscope.results.saved import FORMAT
 from normscope.text.tokens import Tokens
 
 PIECES, TEXTS, SPECIAL = ("[CLS]", "cat", "##s"), ("[CLS]", "cat", "s"), (True, False, False)

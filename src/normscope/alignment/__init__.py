@@ -1,4 +1,4 @@
-"""Word alignment: links between the words of two texts, from any encoder-decoder model.
+"""Word alignment: links between the words of two texts, by any encoder-decoder model.
 
-A link is ``(source word, target word)``, both counted from 0, whatever a file counts from.
+A link is ``(source word, target word)``. Both are counted from 0, even if a file counts from 1.
 """

@@ -1,6 +1,6 @@
-"""How good an alignment is: precision, recall, F1 and alignment error rate over a corpus.
+"""Precision, recall, F1 and alignment error rate (AER) of an alignment.
 
-With A the links in question, S the sure and P the possible ones of the gold (S within P):
+With A the links to score, S the sure and P the possible gold links (S is a subset of P):
 
     precision = |A∩P| / |A|     recall = |A∩S| / |S|
     AER = 1 − (|A∩P| + |A∩S|) / (|A| + |S|)
@@ -24,7 +24,7 @@ MEASURES = ("precision", "recall", "aer", "f1")
 
 @dataclass(frozen=True)
 class Counts:
-    """What the measures are made of, summed over sentences."""
+    """Numbers of links, summed over sentences."""
 
     sentences: int
     links: int  # |A|
@@ -36,7 +36,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Score:
-    """The measures of a corpus, between 0 and 1, with the counts they come from."""
+    """The measures of a corpus, between 0 and 1, with the counts behind them."""
 
     precision: float
     recall: float
@@ -44,12 +44,12 @@ class Score:
     f1: float
     counts: Counts
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Bootstrap intervals over sentences by measure, where they were asked for."""
+    """Bootstrap intervals over sentences, by measure; empty without ``resamples``."""
     confidence: float = 0.95
 
 
 def counts_of(gold: Sequence[Links], hypothesis: Sequence[Links]) -> NDArray[np.int64]:
-    """(sentence, 5): |A|, |S|, |P|, |A∩S|, |A∩P| of each."""
+    """Return (sentence, 5): |A|, |S|, |P|, |A∩S| and |A∩P| of each sentence."""
     if len(gold) != len(hypothesis):
         raise InputError(
             f"the gold has {len(gold)} sentences and the hypothesis {len(hypothesis)}: they must "
@@ -57,7 +57,7 @@ def counts_of(gold: Sequence[Links], hypothesis: Sequence[Links]) -> NDArray[np.
         )
     rows = [
         (len(a), len(g.sure), len(g.possible), len(a & g.sure), len(a & g.possible))
-        for g, a in zip(gold, (one.possible for one in hypothesis), strict=True)
+        for g, a in zip(gold, (links.possible for links in hypothesis), strict=True)
     ]
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
@@ -70,25 +70,25 @@ def score(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Score:
-    """Score the links of a corpus against its gold.
+    """Score the links of a corpus against gold links.
 
     Args:
         gold: sure and possible links of each sentence.
-        hypothesis: the links in question; those that are only possible count like the others.
-        resamples: how many times sentences are drawn anew for the intervals; 0 for none.
-        confidence: how much of the resamples an interval holds.
-        seed: of the draws.
+        hypothesis: the links to score. Links that are only possible count like sure ones.
+        resamples: bootstrap resamples of the sentences for the intervals; 0 for no intervals.
+        confidence: the share of the resamples within an interval.
+        seed: the seed of the resampling.
     """
     rows = counts_of(gold, hypothesis)
     total = rows.sum(axis=0)
     if not total[1]:
-        raise InputError("the gold has no sure link at all, so recall and AER mean nothing")
-    counts = Counts(len(rows), *(int(one) for one in total))
+        raise InputError("the gold has no sure links, so recall and AER are undefined")
+    counts = Counts(len(rows), *(int(count) for count in total))
     values = measures(total[None])[0]
     intervals = {}
     if resamples:
         if not 0 < confidence < 1:
-            raise InputError(f"confidence lies between 0 and 1, but was given {confidence}")
+            raise InputError(f"confidence must lie between 0 and 1, not {confidence}")
         drawn = measures(_resampled(rows, resamples, seed))
         ends = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
         intervals = {
@@ -100,10 +100,10 @@ def score(
 
 
 def measures(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(…, 4) measures from (…, 5) counts; nothing out of nothing is 0."""
+    """Compute (…, 4) measures from (…, 5) counts; 0 / 0 counts as 0."""
     a, s, _, sure, possible = np.moveaxis(counts, -1, 0)
     precision, recall = _ratio(possible, a), _ratio(sure, s)
-    # Both together from whole numbers, so that each value is a rounded fraction and no more.
+    # From whole numbers rather than from precision and recall: rounded only once.
     f1 = _ratio(2 * possible * sure, possible * s + sure * a)
     aer = _ratio(a + s - possible - sure, a + s)
     return np.stack([precision, recall, aer, f1], axis=-1)
@@ -114,7 +114,7 @@ def _ratio(upper: NDArray[np.int64], lower: NDArray[np.int64]) -> NDArray[np.flo
 
 
 def _resampled(rows: NDArray[np.int64], resamples: int, seed: int) -> NDArray[np.int64]:
-    """(resample, 5): counts summed over as many sentences as there are, drawn with replacement."""
+    """Return (resample, 5): counts summed over sentences drawn with replacement."""
     draw = np.random.default_rng(seed)
     size = len(rows)
     sums = np.empty((resamples, rows.shape[1]), dtype=np.int64)

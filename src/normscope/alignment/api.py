@@ -1,4 +1,4 @@
-"""align(): words in, links out. translate_align(): the same on the model's own translation."""
+"""Align the words of given sentence pairs, or of sentences and the model's own translations."""
 
 from __future__ import annotations
 
@@ -13,44 +13,47 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.alignment import aer, gradients, statistical
-from normscope.alignment.aligner import Direction, Settings, align_direction
-from normscope.alignment.auto import DEFAULT, SAMPLE, Candidate
-from normscope.alignment.batches import Pair, parameter_of
+from normscope.alignment import aer, statistical
+from normscope.alignment.aligner import Direction, align_direction
+from normscope.alignment.auto import Candidate
+from normscope.alignment.batches import SentencePair, parameter_of
 from normscope.alignment.extract import Choice
 from normscope.alignment.files import check_links, read_links
 from normscope.alignment.links import Links
-from normscope.alignment.symmetrize import SYMMETRIZATIONS, symmetrize_links
-from normscope.alignment.translator import Translator, translator
-from normscope.alignment.words import Side, split
+from normscope.alignment.options import ATTENTION, CRITERION, EFLOMAL, SAMPLE, AlignOptions
+from normscope.alignment.symmetrize import symmetrize_links
+from normscope.alignment.translate import translate
+from normscope.alignment.translator import Translator, is_named, translator
+from normscope.alignment.words import Sentences, Side, split
+from normscope.decomposition.scopes import NORMS
 from normscope.errors import InputError
 from normscope.models import identity
 from normscope.results.signature import Signature, versions, weights_hash
 
-METHODS = ("attention", *gradients.METHODS, "eflomal")
-FRAME_SECONDS = 0.02  # of Whisper's encoder: two steps of its features, 10 ms each
+FRAME_SECONDS = 0.02  # of Whisper's encoder: two feature steps of 10 ms
+RESAMPLES = 1000  # of the bootstrap intervals of a score
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
     """One sentence pair with its links."""
 
-    source: tuple[str, ...] | None  # None: audio
+    source: tuple[str, ...] | None  # None for audio
     target: tuple[str, ...]
     links: Links
-    """(source word or frame, target word), with the share of the target word's row as score."""
+    """(source word or frame, target word). A score is the link's share of the target word's row."""
     soft: NDArray[np.float32] | None = None
-    """(target word, source word): the last column is ``</s>`` and whatever frames the source."""
+    """(target word, source word). The last column holds ``</s>`` and other special tokens."""
     dropped: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """Words of each side of which the tokenizer left nothing; they have no link."""
+    """Source and target words that the tokenizer dropped; they have no links."""
     skipped: str = ""
-    """Why the pair was not aligned at all: "empty", "too long", or nothing."""
+    """Why the pair was not aligned: "empty" or "too long". Otherwise an empty string."""
 
     @property
     def times(self) -> list[float | None]:
-        """When each word is spoken, in seconds; for audio alone."""
+        """The time at which each word is spoken, in seconds; for audio only."""
         if self.source is not None:
-            raise InputError("times are those of audio, and this pair is two texts")
+            raise InputError("only audio has times, and the source of this pair is a text")
         frames = {word: frame for frame, word in self.links}
         return [
             None if word not in frames else frames[word] * FRAME_SECONDS
@@ -60,23 +63,24 @@ class Alignment:
 
 @dataclass(frozen=True, eq=False)
 class Alignments(Sequence[Alignment]):
-    """The alignments of a corpus, in order, and how they were made."""
+    """The alignments of a corpus, in its order, and how they were made."""
 
     pairs: tuple[Alignment, ...]
     choices: tuple[Choice, ...] = ()
-    """The layer, head and reading that were taken; several where they were combined."""
+    """The layers, heads and readings used; several if matrices were averaged."""
     reverse_choices: tuple[Choice, ...] = ()
+    """The same for the reverse direction."""
     ranking: list[Candidate] = field(default_factory=list)
-    """All that was to choose from, best first; empty where nothing was."""
+    """All candidates, best first; empty if there was no choice to make."""
     error: float = 0.0
-    """The worst gap between the parts and the model's own output."""
+    """The largest relative difference between the sum of the parts and the model's output."""
     score: aer.Score | None = None
-    """Against the gold, where it was given."""
+    """Precision, recall, AER and F1 if gold links were given."""
     how: Signature | str = ""
 
     @property
     def signature(self) -> str:
-        """The one line that lets another person get the same links."""
+        """Model, versions and settings in one line, enough to reproduce the links."""
         return self.how if isinstance(self.how, str) else self.how.text()
 
     @property
@@ -86,9 +90,11 @@ class Alignments(Sequence[Alignment]):
 
     def __repr__(self) -> str:
         links = sum(len(pair.links) for pair in self.pairs)
-        by = f" by {', '.join(map(str, self.choices))}" if self.choices else ""
-        scored = "" if self.score is None else f", AER {100 * self.score.aer:.1f}"
-        return f"Alignments of {len(self)} pairs: {links} links{by}{scored}, error {self.error:.1e}"
+        choices = f" by {', '.join(map(str, self.choices))}" if self.choices else ""
+        rate = "" if self.score is None else f", AER {100 * self.score.aer:.1f}"
+        return (
+            f"Alignments of {len(self)} pairs: {links} links{choices}{rate}, error {self.error:.1e}"
+        )
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -111,7 +117,7 @@ def align(
     target: str | Sequence[str] | Sequence[Sequence[str]],
     model: Any = None,
     tokenizer: Any = None,
-    map: str = "attn_n",
+    map: str = NORMS,
     layer: int | str = "auto",
     head: int | str = "auto",
     reading: str = "auto",
@@ -127,7 +133,7 @@ def align(
     target_lang: str | None = None,
     prefix: str = "",
     combine: int | None = None,
-    criterion: str = DEFAULT,
+    criterion: str = CRITERION,
     sample: int = SAMPLE,
     copies: int = 30,
     noise: float = 0.15,
@@ -140,109 +146,58 @@ def align(
 ) -> Alignments:
     """Align the words of sentence pairs by the cross-attention of a translation model.
 
-        >>> found = align("das Haus ist klein", "the house is small")           # doctest: +SKIP
-        >>> sorted(found[0].links)                                              # doctest: +SKIP
+        >>> alignments = align("das Haus ist klein", "the house is small")      # doctest: +SKIP
+        >>> sorted(alignments[0].links)                                         # doctest: +SKIP
         [(0, 0), (1, 1), (2, 2), (3, 3)]
 
     Args:
-        source: a sentence, or a list of them, each a string or a list of words; for Whisper the
-            features (batch, mel, frame) of its feature extractor.
-        target: the same for the other side; the model is made to write it.
-        model: an encoder-decoder model, a folder or a hub name; None is normscope's own
+        source: a sentence or a list of sentences, each a string or a list of words. For Whisper,
+            the features (batch, mel, frame) of its feature extractor.
+        target: the translations, in the same form. The model is forced to write them.
+        model: an encoder-decoder model, its folder, or its name on the hub. None: normscope's own
             German-English model.
-        tokenizer: the model's, where it is given as an object; two of them for two vocabularies.
-        map: what is read off the cross-attention: attn_n, attn_w, attn_res_ln_n, …
-        layer: a layer from 0 on, or "auto": chosen without gold data, for each direction.
-        head: a head from 0 on, "sum" for all together, or "auto".
-        reading: "awi", "awo" or "auto".
-        reverse_model: a model for the other direction, given like ``model``.
+        tokenizer: the tokenizer of a model that is given as an object; a pair (source, target) if
+            the model has two.
+        map: the map of the cross-attention to read the links from.
+        layer: a decoder layer, counted from 0, or "auto" to choose one without gold links, for
+            each direction.
+        head: a head, counted from 0, "sum" for all heads together, or "auto".
+        reading: the decoder step that stands for a target word: "awi", the step that reads it,
+            "awo", the step that writes it, or "auto".
+        reverse_model: a model for the other direction, in the form of ``model``.
         reverse_tokenizer: its tokenizer.
-        symmetrize: how both directions become one; without it, grow-diag-final-and.
-        method: "attention", or a baseline: "saliency", "smoothgrad", "eflomal".
-        gold: a file of gold links, or the links; then the result has a score.
-        soft: keep the matrices.
-        words: how strings become words: "space", or "moses".
-        source_lang: the language code of a multilingual model (and Moses' language).
-        target_lang: the same for the other side.
-        prefix: a text before each source that is no part of it, as T5 wants it.
-        combine: average so many of the best candidates; None: three, of no more than a tenth.
-        criterion: what "auto" goes by.
-        sample: how many pairs "auto" looks at.
-        copies: noisy copies that SmoothGrad averages.
-        noise: their noise, as a share of the embeddings' range.
-        seed: of the noise.
-        skip_long: leave pairs beyond the model's limit without links instead of refusing them.
-        budget: padded tokens that go through the model at once; it bounds the memory.
-            Without it, 4096 on a CPU and 32768 on a GPU.
-        device: where a model that is given by name goes.
-        dtype: in which a model that is given by name computes.
-        revision: of a model on the hub.
+        symmetrize: how to combine both directions. Default: "grow-diag-final-and".
+        method: "attention", or one of the baselines "saliency", "smoothgrad" and "eflomal".
+        gold: gold links, or a file with them. The result then has a score.
+        soft: keep the soft alignment matrices.
+        words: how to split strings into words: "space" or "moses".
+        source_lang: the language code of the source, for a multilingual model and for Moses.
+        target_lang: the language code of the target.
+        prefix: text before each source sentence that is not part of it, as T5 expects.
+        combine: how many of the best candidates to average. Default: 3, but at most a tenth of the
+            candidates.
+        criterion: the feature by which "auto" ranks candidates.
+        sample: the maximum number of pairs on which "auto" ranks candidates.
+        copies: noisy copies over which SmoothGrad averages.
+        noise: the standard deviation of their noise, as a share of the embeddings' range.
+        seed: the seed of the noise.
+        skip_long: leave pairs that exceed the model's maximum length without links, instead of
+            raising InputError.
+        budget: the maximum number of tokens in a batch, padding included; it bounds the memory.
+            Default: 4096 on a CPU, 32768 on a GPU.
+        device: the device for a model given by name.
+        dtype: the dtype for a model given by name.
+        revision: the revision of a model on the hub.
     """
-    _check(method, symmetrize, reverse_model)
-    if method != "attention":
-        _check_baseline(method, map, layer, head, reading, combine, soft)
-    sources, targets = sentences(source, target, words, source_lang, target_lang)
-    gold_links = _gold(gold, sources, targets)
-    if method == "eflomal":
-        if isinstance(sources, Tensor):
-            raise InputError("eflomal aligns two texts, and the source is audio")
-        ahead, back = statistical.eflomal(sources, targets)
-        made = [
-            symmetrize_links(a, b, symmetrize or SYMMETRIZATIONS[-1])
-            for a, b in zip(ahead, back, strict=True)
-        ]
-        about = {"method": method, "symmetrize": symmetrize or SYMMETRIZATIONS[-1], **versions()}
-        signature = "|".join(f"{key}:{value}" for key, value in about.items())
-        found = Direction(made, [None] * len(made))
-        empty: list[Pair | None] = [None] * len(made)
-        return _result(sources, targets, empty, found, None, gold_links, signature, model=False)
-    settings = Settings(
-        map,
-        layer,
-        head,
-        reading,
-        combine,
-        criterion,
-        sample,
-        budget,
-        soft,
-        None if method == "attention" else gradients.Gradients(method, copies, noise, seed),
-    )
-    forward = translator(
-        model,
-        tokenizer,
-        source_lang=source_lang,
-        target_lang=target_lang,
-        prefix=prefix,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        moses=words == "moses",
-    )
-    texts = None if isinstance(sources, Tensor) else sources
-    backward = None
-    if reverse_model is not None:
-        if texts is None:
-            raise InputError("audio has no other direction: leave reverse_model out")
-        if prefix:
-            raise InputError(
-                "a prefix names one direction, so both cannot be aligned at once: align each by "
-                "itself and put their links together with normscope.alignment.symmetrize"
-            )
-        backward = forward.turned(reverse_model, reverse_tokenizer)
-    pairs = forward.pairs(sources, targets, skip_long=skip_long)
-    one = align_direction(forward, pairs, texts, targets, settings)
-    other = None
-    if backward is not None and texts is not None:
-        turned = backward.pairs(targets, texts, skip_long=skip_long)
-        other = align_direction(backward, turned, targets, texts, settings)
-        how = symmetrize or SYMMETRIZATIONS[-1]
-        one.links = [
-            symmetrize_links(a, b.flipped(), how)
-            for a, b in zip(one.links, other.links, strict=True)
-        ]
-    signature_of = _signature(forward, settings, method, one, other, symmetrize, words, backward)
-    return _result(sources, targets, pairs, one, other, gold_links, signature_of)
+    options = AlignOptions(
+        model, tokenizer, map, layer, head, reading,
+        reverse_model=reverse_model, reverse_tokenizer=reverse_tokenizer, symmetrize=symmetrize,
+        method=method, gold=gold, soft=soft, words=words, source_lang=source_lang,
+        target_lang=target_lang, prefix=prefix, combine=combine, criterion=criterion,
+        sample=sample, copies=copies, noise=noise, seed=seed, skip_long=skip_long, budget=budget,
+        device=device, dtype=dtype, revision=revision,
+    )  # fmt: skip
+    return _align(*sentences(source, target, options), options)
 
 
 def translate_align(
@@ -255,187 +210,204 @@ def translate_align(
     budget: int | None = None,
     **options: Any,
 ) -> Alignments:
-    """Let the model translate, then align its translation with the source.
+    """Translate sentences with the model, then align them with their translations.
 
-    The translation is cut into words like any other target, so that it is read again as text: its
-    pieces may differ from those that were generated. ``options`` are those of :func:`align`.
+    The translation is split into words and encoded again like any other target, so its pieces may
+    differ from those that were generated.
+
+    Args:
+        source: a sentence or a list of sentences, each a string or a list of words.
+        model: an encoder-decoder model, as in :func:`align`.
+        tokenizer: its tokenizer, as in :func:`align`.
+        words: how to split strings into words: "space" or "moses".
+        beams: beams of the search. Default: as the model's generation settings say.
+        budget: the maximum number of tokens in a batch, as in :func:`align`.
+        **options: other options of :func:`align`.
     """
-    from normscope.alignment.translate import translate
-
-    how = ("source_lang", "target_lang", "prefix", "device", "dtype", "revision")
-    known = {name: options[name] for name in how if options.get(name) is not None}
-    made = translator(model, tokenizer, moses=words == "moses", **known)
-    given = [source] if isinstance(source, str) else list(source)
-    sources = [_words(one, words, options.get("source_lang")) for one in given]
-    skip_long = bool(options.get("skip_long", False))
-    written = translate(made, sources, beams=beams, budget=budget, skip_long=skip_long)
-    both = (made.source, made.target)
-    rest = {
-        name: value
-        for name, value in options.items()
-        if name not in ("device", "dtype", "revision")
-    }
-    texts = [text or "" for text in written]
-    found = align(sources, texts, made.model, both, words=words, budget=budget, **rest)
+    settings = AlignOptions(model, tokenizer, words=words, budget=budget, **options)
+    forward = translator(settings)
+    sources = _split(source, words, settings.source_lang)
+    skip_long = settings.skip_long
+    translations = translate(forward, sources, beams=beams, budget=budget, skip_long=skip_long)
+    texts = [text or "" for text in translations]
+    alignments = _align(*sentences(sources, texts, settings), settings, forward)
     pairs = tuple(
         replace(pair, skipped="too long") if text is None else pair
-        for pair, text in zip(found, written, strict=True)
+        for pair, text in zip(alignments, translations, strict=True)
     )
-    return replace(found, pairs=pairs)
+    return replace(alignments, pairs=pairs)
 
 
 def sentences(
-    source: Any, target: Any, words: str, source_lang: str | None, target_lang: str | None
-) -> tuple[list[list[str]] | Tensor, list[list[str]]]:
-    """The words of every sentence; different numbers of them are refused."""
-    targets = [
-        _words(one, words, target_lang) for one in ([target] if isinstance(target, str) else target)
-    ]
+    source: Any, target: Any, options: AlignOptions
+) -> tuple[Sentences | Tensor, Sentences]:
+    """Split the sentences of both sides into words; audio features stay a tensor.
+
+    Raises:
+        InputError: the sides differ in their number of sentences, or have none.
+    """
+    targets = _split(target, options.words, options.target_lang)
+    sources: Sentences | Tensor
     if isinstance(source, Tensor):
-        sources: Any = source.unsqueeze(0) if source.dim() == 2 else source
+        sources = source.unsqueeze(0) if source.dim() == 2 else source
         if sources.dim() != 3:
             raise InputError(f"audio features are (batch, mel, frame), not {tuple(source.shape)}")
     else:
-        given = [source] if isinstance(source, str) else source
-        sources = [_words(one, words, source_lang) for one in given]
+        sources = _split(source, options.words, options.source_lang)
     if len(sources) != len(targets):
         raise InputError(
-            f"the source has {len(sources)} sentences and the target {len(targets)}: line n of the "
-            "one must translate line n of the other"
+            f"the source has {len(sources)} sentences and the target {len(targets)}: line n of one "
+            "must translate line n of the other"
         )
     if not targets:
         raise InputError("no sentences were given")
     return sources, targets
 
 
-def _words(sentence: Any, how: str, language: str | None) -> list[str]:
-    if isinstance(sentence, str):
-        return split(sentence, how, language)
-    words = list(sentence)
-    if not all(isinstance(word, str) for word in words):
-        raise InputError(f"a sentence is a string or a list of words, not {sentence!r:.60}")
-    return words
+def _split(text: Any, how: str, language: str | None) -> list[list[str]]:
+    """Split a sentence, or each of several, into words."""
+    lines = []
+    for line in [text] if isinstance(text, str) else text:
+        words = split(line, how, language) if isinstance(line, str) else list(line)
+        if not all(isinstance(word, str) for word in words):
+            raise InputError(f"a sentence is a string or a list of words, not {line!r:.60}")
+        lines.append(words)
+    return lines
 
 
-def _check(method: str, symmetrize: str | None, reverse_model: Any) -> None:
-    if method not in METHODS:
-        raise InputError(f"unknown method {method!r}; valid: {', '.join(METHODS)}")
-    if symmetrize is not None and symmetrize not in SYMMETRIZATIONS:
-        raise InputError(
-            f"unknown symmetrization {symmetrize!r}; valid: {', '.join(SYMMETRIZATIONS)}"
-        )
-    if symmetrize is not None and reverse_model is None and method != "eflomal":
-        raise InputError(
-            "symmetrization needs both directions: give a model of the other one with "
-            "reverse_model (--reverse-model)"
-        )
-    if method == "eflomal" and reverse_model is not None:
-        raise InputError("eflomal needs no model: leave reverse_model out")
-
-
-def _check_baseline(
-    method: str,
-    map: str,
-    layer: int | str,
-    head: int | str,
-    reading: str,
-    combine: int | None,
-    soft: bool,
-) -> None:
-    """Refuse what a method without attention cannot heed, rather than pass over it in silence."""
-    given: dict[str, tuple[Any, Any]] = {"map": (map, "attn_n"), "layer": (layer, "auto")}
-    given |= {"head": (head, "auto"), "reading": (reading, "auto"), "combine": (combine, None)}
-    for name, (value, default) in given.items():
-        if value != default and (name, value) != ("reading", "awo"):
-            raise InputError(
-                f"{name}={value!r} is about attention, and the method is {method}: leave it out"
-            )
-    if soft and method == "eflomal":
-        raise InputError("eflomal makes links and no matrices: leave soft (--soft) out")
-
-
-def _gold(gold: Any, source: Any, target: Sequence[Sequence[str]]) -> list[Links] | None:
-    if gold is None:
-        return None
-    ours = None if isinstance(source, Tensor) else [len(words) for words in source]
-    theirs = [len(words) for words in target]
-    if isinstance(gold, str | Path):
-        links = read_links(gold, source=ours, target=theirs)
-    else:
-        links = list(gold)
-        check_links("the gold", links, ours, theirs)
-    aer.score(links, links)  # refuses a gold without any sure link, before the work and not after
-    return links
-
-
-def _result(
-    source: Any,
-    target: Sequence[Sequence[str]],
-    pairs: Sequence[Pair | None],
-    one: Direction,
-    other: Direction | None,
-    gold: list[Links] | None,
-    signature: Signature | str,
-    *,
-    model: bool = True,
+def _align(
+    sources: Sentences | Tensor,
+    targets: Sentences,
+    options: AlignOptions,
+    forward: Translator | None = None,
 ) -> Alignments:
-    made = []
-    for row, pair in enumerate(pairs):
-        words = None if isinstance(source, Tensor) else tuple(source[row])
-        empty = not target[row] or (words is not None and not words)
-        skipped = "empty" if empty else "too long" if pair is None and model else ""
-        dropped: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-        if pair is not None:
-            mine = pair.source.dropped if isinstance(pair.source, Side) else ()
-            dropped = mine, pair.target.dropped
-        made.append(
-            Alignment(words, tuple(target[row]), one.links[row], one.soft[row], dropped, skipped)
-        )
+    """Align sentences that have been split; ``forward`` is the model if it is loaded already."""
+    gold = _gold(options.gold, sources, targets)
+    texts = None if isinstance(sources, Tensor) else sources
+    if options.method == EFLOMAL:
+        return _align_by_eflomal(texts, targets, options, gold)
+    if texts is None and options.reverse_model is not None:
+        raise InputError("audio has no reverse direction: leave reverse_model out")
+    forward = translator(options) if forward is None else forward
+    backward = None if options.reverse_model is None else forward.reverse(options)
+    pairs = forward.pairs(sources, targets, skip_long=options.skip_long)
+    ahead = align_direction(forward, pairs, texts, targets, options)
+    back = None
+    if backward is not None and texts is not None:
+        reverse_pairs = backward.pairs(targets, texts, skip_long=options.skip_long)
+        back = align_direction(backward, reverse_pairs, targets, texts, options)
+        ahead.links = [
+            symmetrize_links(links, reverse_links.flipped(), options.symmetrization)
+            for links, reverse_links in zip(ahead.links, back.links, strict=True)
+        ]
     return Alignments(
-        tuple(made),
-        one.choices,
-        () if other is None else other.choices,
-        one.ranking,
-        max(one.error, 0.0 if other is None else other.error),
-        None if gold is None else aer.score(gold, one.links, resamples=1000),
-        signature,
+        _pairs(texts, targets, pairs, ahead),
+        ahead.choices,
+        () if back is None else back.choices,
+        ahead.ranking,
+        ahead.error if back is None else max(ahead.error, back.error),
+        _score(gold, ahead.links),
+        _signature(options, forward, ahead, backward, back),
     )
 
 
+def _align_by_eflomal(
+    texts: Sentences | None, targets: Sentences, options: AlignOptions, gold: list[Links] | None
+) -> Alignments:
+    if texts is None:
+        raise InputError("eflomal aligns two texts, and the source is audio")
+    forward, reverse = statistical.eflomal(texts, targets)
+    links = [
+        symmetrize_links(*both, options.symmetrization)
+        for both in zip(forward, reverse, strict=True)
+    ]
+    settings = {"method": EFLOMAL, "symmetrize": options.symmetrization, **versions()}
+    return Alignments(
+        _pairs(texts, targets, None, Direction(links, [None] * len(links))),
+        score=_score(gold, links),
+        how="|".join(f"{name}:{value}" for name, value in settings.items()),
+    )
+
+
+def _gold(gold: Any, source: Sentences | Tensor, target: Sentences) -> list[Links] | None:
+    """Read the gold links and check that they belong to these sentences."""
+    if gold is None:
+        return None
+    source_lengths = None if isinstance(source, Tensor) else [len(words) for words in source]
+    target_lengths = [len(words) for words in target]
+    if isinstance(gold, str | Path):
+        links = read_links(gold, source=source_lengths, target=target_lengths)
+    else:
+        links = list(gold)
+        check_links("the gold", links, source_lengths, target_lengths)
+    aer.score(links, links)  # raises InputError if there are no sure links, before any work
+    return links
+
+
+def _score(gold: list[Links] | None, links: list[Links]) -> aer.Score | None:
+    return None if gold is None else aer.score(gold, links, resamples=RESAMPLES)
+
+
+def _pairs(
+    texts: Sentences | None,
+    targets: Sentences,
+    encoded: Sequence[SentencePair | None] | None,
+    direction: Direction,
+) -> tuple[Alignment, ...]:
+    """Put together the result of each pair; ``encoded`` is None for a method without a model."""
+    results = []
+    for row, target in enumerate(targets):
+        source = None if texts is None else tuple(texts[row])
+        pair = None if encoded is None else encoded[row]
+        skipped = ""
+        if not target or (source is not None and not source):
+            skipped = "empty"
+        elif encoded is not None and pair is None:
+            skipped = "too long"
+        dropped: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        if pair is not None:
+            source_dropped = pair.source.dropped if isinstance(pair.source, Side) else ()
+            dropped = source_dropped, pair.target.dropped
+        links, soft = direction.links[row], direction.soft[row]
+        results.append(Alignment(source, tuple(target), links, soft, dropped, skipped))
+    return tuple(results)
+
+
 def _signature(
+    options: AlignOptions,
     forward: Translator,
-    settings: Settings,
-    method: str,
-    one: Direction,
-    other: Direction | None,
-    symmetrize: str | None,
-    words: str,
-    back: Translator | None,
-) -> Signature:
-    told = {"task": "align", "method": method}
-    told |= {} if words == "space" else {"words": words}
-    spoken = {name: getattr(forward, name) for name in ("source_lang", "target_lang", "prefix")}
-    told |= {name: json.dumps(one, ensure_ascii=False) for name, one in spoken.items() if one}
-    if method == "attention":
-        told |= {"map": settings.map, "choice": ";".join(map_name(c) for c in one.choices)}
-        if one.ranking:
-            told |= {"criterion": settings.criterion, "sample": str(settings.sample)}
-    elif settings.gradients is not None and method == "smoothgrad":
-        how = settings.gradients
-        told |= {"copies": str(how.copies), "noise": str(how.noise), "seed": str(how.seed)}
-    if other is not None:
-        told |= {"symmetrize": symmetrize or SYMMETRIZATIONS[-1]}
-        told |= {"reverse_choice": ";".join(map_name(c) for c in other.choices)}
-    if back is not None:
-        known = identity(back.model)
-        told |= {"reverse_model": f"{known['name']}/sha256={weights_hash(back.model)}"}
-    told["dtype"] = str(parameter_of(forward.model).dtype).removeprefix("torch.")
-    made = Signature(forward.model, forward.source, told)
-    made.path = "cross"
-    return made
+    ahead: Direction,
+    backward: Translator | None,
+    back: Direction | None,
+) -> Signature | str:
+    settings = {"task": "align", "method": options.method}
+    if options.words != "space":
+        settings["words"] = options.words
+    for name in ("source_lang", "target_lang", "prefix"):
+        if value := getattr(forward, name):
+            settings[name] = json.dumps(value, ensure_ascii=False)
+    if options.method == ATTENTION:
+        settings |= {"map": options.map, "choice": _choice_codes(ahead.choices)}
+        if ahead.ranking:
+            settings |= {"criterion": options.criterion, "sample": str(options.sample)}
+    elif options.method == "smoothgrad":
+        settings |= {name: str(getattr(options, name)) for name in ("copies", "noise", "seed")}
+    if backward is not None and back is not None:
+        reverse_name = identity(backward.model)["name"]
+        settings |= {
+            "symmetrize": options.symmetrization,
+            "reverse_choice": _choice_codes(back.choices),
+            "reverse_model": f"{reverse_name}/sha256={weights_hash(backward.model)}",
+        }
+    settings["dtype"] = str(parameter_of(forward.model).dtype).removeprefix("torch.")
+    signature = Signature(forward.model, forward.source_tokenizer, settings, path="cross")
+    # A model that was loaded for this call is deleted on return, and could not be hashed later.
+    return signature.text() if is_named(options) else signature
 
 
-def map_name(choice: Choice) -> str:
-    """A choice in a signature: layer, head, reading."""
-    head = "sum" if choice.head is None else choice.head
-    return f"{choice.layer}.{head}.{choice.reading}"
+def _choice_codes(choices: Sequence[Choice]) -> str:
+    """Write choices as layer.head.reading, separated by semicolons."""
+    return ";".join(
+        f"{choice.layer}.{'sum' if choice.head is None else choice.head}.{choice.reading}"
+        for choice in choices
+    )

@@ -9,30 +9,20 @@ tokenizer puts around the source (``</s>``, a language code) counts together as 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normscope.alignment.batches import Batch, Pair, batches, budget_of, parameter_of
-from normscope.capture import Capture, capture
-from normscope.capture.layers import LayerCapture, capture_layers, layers_of
-from normscope.decomposition.attention import MAPS, AttentionDecomposition, Positions
-from normscope.decomposition.layer import LayerDecomposition
-from normscope.decomposition.maps import (
-    NAMES,
-    Map,
-    attention_maps,
-    available,
-    bound_of,
-    each_head,
-    layer_maps,
-)
-from normscope.engine.runner import evaluating
-from normscope.errors import ExactnessError, InputError
-from normscope.kernels import Scratch
+from normscope.alignment.batches import PairBatch, SentencePair, batches, budget_of
+from normscope.decomposition.available import available
+from normscope.decomposition.layer import LayerView
+from normscope.decomposition.scopes import HEAD_MAPS, NAMES, NORMS, need_whole_layers
+from normscope.engine.batch import Batch
+from normscope.engine.measure import Enough, Needs, Observed, Part
+from normscope.engine.run import run
+from normscope.errors import InputError
 
 Head = int | None  # None: all heads together
 
@@ -50,7 +40,7 @@ class Choice:
         return f"layer {self.layer}, head {head}, {self.reading}"
 
 
-Consume = Callable[[Batch, int, tuple[Head, ...], Tensor], None]
+Consume = Callable[[PairBatch, int, tuple[Head, ...], Tensor], None]
 
 
 class Extractor:
@@ -59,7 +49,7 @@ class Extractor:
     def __init__(
         self,
         model: Any,
-        map: str = "attn_n",
+        map: str = NORMS,
         *,
         padding: int = 0,
         budget: int | None = None,
@@ -67,14 +57,11 @@ class Extractor:
         check_map(model, map)
         self.model, self.map, self.padding = model, map, padding
         self.budget = budget_of(model, budget)
-        self.whole_layers = map not in MAPS
         self.error = 0.0
-        self.scratch = Scratch()
-        self._batch: Batch | None = None
 
     def run(
         self,
-        pairs: Sequence[Pair],
+        pairs: Sequence[SentencePair],
         wanted: Mapping[int, Sequence[Head]],
         readings: Sequence[str],
         consume: Consume,
@@ -83,104 +70,72 @@ class Extractor:
         """Give (batch, layer, heads, values) to ``consume``, values as (reading, batch, head, …).
 
         Args:
-            pairs: all there are.
+            pairs: all sentence pairs.
             wanted: layers, with the heads of each; None is all heads together.
             readings: ``awi``, ``awo`` or both.
             consume: called for every batch and layer. It must not keep the tensor.
             rows: which pairs; without it, all.
         """
-        last = max(wanted)
+        measure = SoftAlignments(self.map, wanted, readings, consume)
+        all_batches = batches(
+            self.model, pairs, readings, padding=self.padding, budget=self.budget, rows=rows
+        )
+        runs = (TranslationBatch(self.model, batch) for batch in all_batches)
+        for judged in run(self.model, runs, [measure], attention="eager"):
+            self.error = max([self.error, *judged.gaps[0].values()])
 
-        def take(layer: int, made: Callable[[Positions], list[Map]]) -> None:
-            if layer in wanted:
-                self._consume(layer, tuple(wanted[layer]), readings, made, consume)
-            if layer == last:
-                raise _Enough  # the layers above are not needed
 
-        with evaluating(self.model), torch.no_grad(), self._capture(wanted, take):
-            for batch in batches(
-                self.model, pairs, readings, padding=self.padding, budget=self.budget, rows=rows
-            ):
-                self._batch = batch
-                try:
-                    forward(self.model, batch.inputs)
-                except _Enough:
-                    continue
+class TranslationBatch(Batch):
+    """Sentence pairs that go through both stacks, without the output layer."""
 
-    def _capture(
-        self, wanted: Mapping[int, Sequence[Head]], take: Callable[..., None]
-    ) -> AbstractContextManager[Any]:
-        def attention(captured: Capture) -> None:
-            if captured.kind == "cross":
-                take(captured.layer, lambda places: self._maps(captured, wanted, places))
+    def __init__(self, model: Any, pairs: PairBatch) -> None:
+        super().__init__(model, pairs.inputs, forward=lambda model: forward(model, pairs.inputs))
+        self.pairs = pairs
 
-        def layer(whole: LayerCapture) -> None:
-            if whole.cross is not None:
-                take(whole.cross.layer, lambda places: self._whole(whole, places))
 
-        if self.whole_layers:
-            return capture_layers(self.model, layer)
-        return capture(self.model, attention)
+class SoftAlignments:
+    """The map of some layers and heads of the cross-attention, between words."""
 
-    def _maps(
-        self, captured: Capture, wanted: Mapping[int, Sequence[Head]], places: Positions
-    ) -> list[Map]:
-        """The map of all heads together, then that of each head, as far as they are wanted."""
-        heads = wanted[captured.layer]
-        taken = AttentionDecomposition(captured, self.scratch)
-        made = []
-        if None in heads:
-            made.append(attention_maps(taken, [self.map], places)[self.map])
-        if any(head is not None for head in heads):
-            made.append(each_head(taken, [self.map], places)[self.map])
-        return made
-
-    def _whole(self, whole: LayerCapture, places: Positions) -> list[Map]:
-        taken = LayerDecomposition(whole, "cross", scratch=self.scratch)
-        return [layer_maps(taken, [self.map], places)[self.map]]
-
-    def _consume(
+    def __init__(
         self,
-        layer: int,
-        heads: tuple[Head, ...],
+        map: str,
+        wanted: Mapping[int, Sequence[Head]],
         readings: Sequence[str],
-        make: Callable[[Positions], list[Map]],
         consume: Consume,
     ) -> None:
-        batch = self._batch
-        assert batch is not None
+        self.map, self.wanted, self.readings, self.consume = map, wanted, readings, consume
+        self.needs = Needs(whole_layers=need_whole_layers([map]), weights=True)
+
+    def observe(self, view: LayerView) -> Mapping[str, Tensor]:
+        """Hand the word matrices of a layer over; end the pass behind the last one wanted."""
+        layer = view.captured.layer
+        if view.kind == "cross" and layer in self.wanted:
+            self._consume(view, layer, tuple(self.wanted[layer]))
+        if view.kind == "cross" and layer == max(self.wanted):
+            raise Enough  # the layers above are not needed
+        return {}
+
+    def _consume(self, view: LayerView, layer: int, heads: tuple[Head, ...]) -> None:
+        batch: PairBatch = view.batch.pairs
         # Keys are those of the encoder; a map through the residual has one more, left out below.
-        made = make(batch.positions)
-        count = batch.positions.keys.shape[1]
+        count = view.positions.keys.shape[1]
+        single = [head for head in heads if head is not None]
         channels: list[Tensor] = []
-        for one in made:
-            assert one.values is not None
-            self._judge(one, batch, layer)
-            values = one.values[..., :count]
-            if values.dim() == 3:
-                channels.append(values.unsqueeze(1))
-            else:
-                channels.append(values[:, [head for head in heads if head is not None]])
-        ordered = (*([None] if None in heads else []), *(h for h in heads if h is not None))
-        stacked = torch.cat([one.double() for one in channels], dim=1)
-        consume(batch, layer, ordered, torch.stack([batch.words(stacked, one) for one in readings]))
+        if None in heads:
+            values = view.maps([self.map])[self.map].values
+            assert values is not None
+            channels.append(values[..., :count].unsqueeze(1))
+        if single:
+            values = view.head_maps([self.map])[self.map].values
+            assert values is not None
+            channels.append(values[..., :count][:, single])
+        ordered: tuple[Head, ...] = (*([None] if None in heads else []), *single)
+        stacked = torch.cat([values.double() for values in channels], dim=1)
+        words = torch.stack([batch.words(stacked, reading) for reading in self.readings])
+        self.consume(batch, layer, ordered, words)
 
-    def _judge(self, made: Map, batch: Batch, layer: int) -> None:
-        """Keep the error; refuse a map that does not add up to the model's own output."""
-        worst = made.gap.masked_fill(~batch.queries, 0).amax()
-        worst = worst if made.spot is None else torch.maximum(worst, made.spot.amax())
-        error, bound = float(worst), bound_of({parameter_of(self.model).dtype})
-        if not error <= bound:
-            raise ExactnessError(
-                f"{self.map} of the cross-attention in layer {layer}: the parts differ from the "
-                f"model's own output by {error:.1e} of their size, more than {bound:.0e}; no "
-                "alignment is made of it"
-            )
-        self.error = max(self.error, error)
-
-
-class _Enough(Exception):
-    """All that is wanted of this forward pass is there."""
+    def finish(self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]) -> None:
+        """Return nothing: everything was handed over layer by layer."""
 
 
 def forward(model: Any, inputs: Mapping[str, Tensor]) -> None:
@@ -228,15 +183,15 @@ def cross_shape(model: nn.Module) -> tuple[int, int]:
 
 
 def check_map(model: nn.Module, map: str) -> None:
-    """Refuse a map that the cross-attention of a model does not have."""
+    """Raise InputError for a map that the cross-attention of a model does not have."""
     cross_shape(model)
     if map not in NAMES:
-        raise InputError(f"unknown map {map!r}; valid: {', '.join(NAMES)}")
-    if map in MAPS:
+        raise InputError(f"unknown map {map!r}; the maps are: {', '.join(NAMES)}")
+    if map in HEAD_MAPS:
         return
-    has = [names for (_, kind), names in available(model).items() if kind == "cross"]
-    if not layers_of(model) or not has or map not in has[0]:
-        names = has[0] if has else MAPS
+    crosses = [names for (_, kind), names in available(model).items() if kind == "cross"]
+    names = crosses[0] if crosses else HEAD_MAPS
+    if map not in names:
         raise InputError(
             f"the cross-attention of {type(model).__name__} has no map {map!r}; it has: "
             f"{', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Whole files: texts of one sentence a line, and links in any format, with errors by line."""
+"""Read texts with one sentence per line, and read and write files of links in any format."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SUFFIXES: Mapping[str, Format] = {
     ".jsonl": "jsonl",
     ".final": "giza",
 }
-ENOUGH = 10  # lines with links, none of them at word 0: such a file counts from 1
+ENOUGH = 10  # a file in which so many lines have links, but none an index 0, counts from 1
 _GIZA_WORD = re.compile(r"(\S+) \(\{((?: [0-9]{1,9})*) \}\)")
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 text without their ends; a line ends at a line feed and nowhere else."""
+    """Return the lines of a UTF-8 text without line ends; only line feeds end a line."""
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -36,12 +36,12 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def format_of(path: str | Path, form: str = "auto") -> Format:
-    """The format that was asked for, or the one that a file's name tells: Pharaoh if nothing."""
+    """Return the format ``form`` or, for "auto", the one of the file's suffix."""
     if form == "auto":
         return SUFFIXES.get(Path(path).suffix.lower(), "pharaoh")
-    for known in FORMATS:
-        if form == known:
-            return known
+    for valid in FORMATS:
+        if form == valid:
+            return valid
     raise InputError(f"unknown format {form!r}; valid: auto, {', '.join(FORMATS)}")
 
 
@@ -52,22 +52,25 @@ def read_links(
     source: Sequence[int] | None = None,
     target: Sequence[int] | None = None,
 ) -> list[Links]:
-    """The links of every sentence pair in a file.
+    """Read the links of every sentence pair in a file.
 
     Args:
         path: the file. ``.talp`` and ``.moses`` count from 1, ``.jsonl`` is JSON, ``.final`` is
-            GIZA++'s A3.final, and every other name is taken for Pharaoh.
-        form: the format, where the name does not tell it.
-        source: how many words each source sentence has; indices beyond are errors.
-        target: the same for the other side.
+            GIZA++'s A3.final, and any other suffix means Pharaoh.
+        form: the format if the suffix does not tell it: "pharaoh", "talp", "jsonl" or "giza".
+        source: the number of words in each source sentence, to check the indices.
+        target: the number of words in each target sentence.
+
+    Raises:
+        InputError: the file cannot be read, or a line is not valid; the message names the line.
     """
     chosen = format_of(path, form)
     lines = read_lines(path)
-    found = list(_giza(path, lines) if chosen == "giza" else _plain(path, lines, chosen))
-    check_links(path, found, source, target)
+    links = list(_giza(path, lines) if chosen == "giza" else _plain(path, lines, chosen))
+    check_links(path, links, source, target)
     if chosen == "pharaoh" and form == "auto":
-        _refuse_other_base(path, found)
-    return found
+        _check_base(path, links)
+    return links
 
 
 def write_links(
@@ -77,29 +80,31 @@ def write_links(
     *,
     fields: Iterable[Mapping[str, Any]] | None = None,
 ) -> None:
-    """Write a file of links, whole or not at all.
+    """Write a file of links atomically.
 
     Args:
-        path: the file; its name tells the format as in :func:`read_links`.
-        links: those of each sentence pair.
-        form: the format, where the name does not tell it.
-        fields: further fields of each line, for JSONL alone.
+        path: the file. Its suffix determines the format as in :func:`read_links`.
+        links: the links of each sentence pair.
+        form: the format if the suffix does not tell it: "pharaoh", "talp" or "jsonl".
+        fields: further fields of each line, for JSONL only.
     """
     chosen = format_of(path, form)
     if chosen == "giza":
-        raise InputError("GIZA++'s A3 format is read, not written; write pharaoh, talp or jsonl")
+        raise InputError(
+            "GIZA++'s A3 format can be read, not written; write pharaoh, talp or jsonl"
+        )
     links = list(links)
     if chosen == "pharaoh":
-        for number, one in enumerate(links, 1):
-            if one.sure != one.possible:
+        for number, pair_links in enumerate(links, 1):
+            if pair_links.sure != pair_links.possible:
                 raise InputError(
-                    f"sentence {number} has links that are only possible, which Pharaoh cannot "
-                    "say; write talp or jsonl"
+                    f"sentence {number} has links that are only possible, which a Pharaoh file "
+                    "cannot hold; write talp or jsonl"
                 )
     more = list(fields) if fields is not None and chosen == "jsonl" else [{}] * len(links)
     with whole_file(str(path)) as file:
-        for one, extra in zip(links, more, strict=True):
-            file.write((write(one, chosen, **extra) + "\n").encode())
+        for pair_links, extra in zip(links, more, strict=True):
+            file.write((write(pair_links, chosen, **extra) + "\n").encode())
 
 
 def check_links(
@@ -108,7 +113,10 @@ def check_links(
     source: Sequence[int] | None,
     target: Sequence[int] | None,
 ) -> None:
-    """Refuse links of other sentences than those given, by their number or by their lengths."""
+    """Raise InputError if the links do not fit sentences of these lengths.
+
+    ``name`` is what messages call the links: a file, or "the gold".
+    """
     for side, lengths in (("source", source), ("target", target)):
         if lengths is not None and len(lengths) != len(links):
             raise InputError(
@@ -116,8 +124,8 @@ def check_links(
                 "be the same sentences in the same order"
             )
     for axis, side, lengths in ((0, "source", source), (1, "target", target)):
-        for number, (one, length) in enumerate(zip(links, lengths or (), strict=False), 1):
-            worst = max(one.possible, key=lambda link: link[axis], default=None)
+        for number, (pair_links, length) in enumerate(zip(links, lengths or (), strict=False), 1):
+            worst = max(pair_links.possible, key=lambda link: link[axis], default=None)
             if worst is not None and worst[axis] >= length:
                 hint = "; does this file count from 1 (talp)?" if worst[axis] == length else ""
                 raise InputError(
@@ -135,12 +143,12 @@ def _plain(path: str | Path, lines: list[str], form: Format) -> Iterator[Links]:
 
 
 def _giza(path: str | Path, lines: list[str]) -> Iterator[Links]:
-    """Three lines a pair: a remark, the one text, and the other with indices into the first."""
+    """Parse three lines per pair: a comment, one text, the other text with indices into it."""
     if len(lines) % 3:
         raise InputError(f"{path} has {len(lines)} lines; GIZA++ writes three for each pair")
     for start in range(0, len(lines), 3):
         if not lines[start].startswith("#"):
-            raise InputError(f"{path}, line {start + 1}: GIZA++ begins a pair with '# Sentence'")
+            raise InputError(f"{path}, line {start + 1}: a pair must start with '# Sentence'")
         last = lines[start + 2]
         words = _GIZA_WORD.findall(last)
         if not words or words[0][0] != "NULL" or _GIZA_WORD.sub("", last).strip():
@@ -148,19 +156,21 @@ def _giza(path: str | Path, lines: list[str]) -> Iterator[Links]:
                 f"{path}, line {start + 3}: not of the form NULL ({{ }}) word ({{ 1 }})"
             )
         links: set[Link] = set()
-        for index, (_, there) in enumerate(words[1:]):
-            links.update((index, int(one) - 1) for one in there.split())
+        for source, (_, indices) in enumerate(words[1:]):
+            links.update((source, int(target) - 1) for target in indices.split())
         if any(min(link) < 0 for link in links):
-            raise InputError(f"{path}, line {start + 3}: an index 0, and GIZA++ counts from 1")
+            raise InputError(f"{path}, line {start + 3}: an index is 0, but GIZA++ counts from 1")
         yield Links.of(links)
 
 
-def _refuse_other_base(path: str | Path, links: Sequence[Links]) -> None:
-    linked = [one for one in links if one.possible]
+def _check_base(path: str | Path, links: Sequence[Links]) -> None:
+    """Raise InputError for a file named like Pharaoh that seems to count from 1."""
+    linked = [pair_links.possible for pair_links in links if pair_links.possible]
     if len(linked) < ENOUGH:
         return
-    if not any(0 in link for one in linked for link in one.possible):
+    if not any(0 in link for possible in linked for link in possible):
         raise InputError(
-            f"{path}, line 1 to {len(links)}: {len(linked)} lines have links and none has an index "
-            "0, so the file seems to count from 1; read it as talp, or as pharaoh by name if it is"
+            f"{path}, lines 1 to {len(links)}: {len(linked)} lines have links, but none has an "
+            'index 0, so the file seems to count from 1; read it with form="talp", or with '
+            'form="pharaoh" if it does count from 0'
         )

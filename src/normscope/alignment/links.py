@@ -1,9 +1,9 @@
-"""Links between words, and one line of each file format that holds them.
+"""Links between words, and the line formats of files that hold them.
 
 ======= =========================================================================================
 pharaoh ``0-0 1-2``: counted from 0
 talp    ``1-1 2p3``: counted from 1; ``-`` a sure link, ``p`` a possible one (RWTH, Moses)
-jsonl   ``{"links": [[0, 0, 0.91]], "possible": [[1, 2]]}``: counted from 0, scores if known
+jsonl   ``{"links": [[0, 0, 0.91]], "possible": [[1, 2]]}``: counted from 0, scores optional
 ======= =========================================================================================
 """
 
@@ -22,7 +22,7 @@ Link = tuple[int, int]
 Format = Literal["pharaoh", "talp", "jsonl", "giza"]
 FORMATS: tuple[Format, ...] = ("pharaoh", "talp", "jsonl", "giza")
 
-MOST = 10**9  # words that a sentence may have; nine digits are always read fast
+MOST = 10**9  # words of a sentence; the patterns accept nine digits
 _PHARAOH = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 _TALP = re.compile(r"([0-9]{1,9})([-p])([0-9]{1,9})")
 
@@ -33,9 +33,9 @@ class Links:
 
     sure: frozenset[Link] = frozenset()
     possible: frozenset[Link] = frozenset()
-    """All links, the sure ones among them: every sure link is possible."""
+    """All links, including the sure ones."""
     scores: Mapping[Link, float] = field(default_factory=dict, compare=False)
-    """How strong a link is, where that is known."""
+    """Scores of links, where they are known."""
 
     def __post_init__(self) -> None:
         if not self.sure <= self.possible:
@@ -43,19 +43,19 @@ class Links:
 
     @classmethod
     def of(cls, links: Iterable[Link], possible: Iterable[Link] = ()) -> Links:
-        """Sure links, and others that are only possible."""
+        """Make links from sure links and links that are only possible."""
         sure = frozenset(links)
         return cls(sure, sure.union(possible))
 
     def __iter__(self) -> Any:
-        """All links in order."""
+        """Iterate over all links in order."""
         return iter(sorted(self.possible))
 
     def __len__(self) -> int:
         return len(self.possible)
 
     def flipped(self) -> Links:
-        """The same links seen from the other side."""
+        """Return the links with source and target exchanged."""
         return Links(
             frozenset((t, s) for s, t in self.sure),
             frozenset((t, s) for s, t in self.possible),
@@ -64,7 +64,7 @@ class Links:
 
 
 def parse(line: str, form: Format) -> Links:
-    """One line of a file; what is wrong with it is told without the place."""
+    """Parse one line of a file. Errors do not name the file; the caller adds it."""
     if form == "pharaoh":
         return _parse_pharaoh(line)
     if form == "talp":
@@ -73,7 +73,7 @@ def parse(line: str, form: Format) -> Links:
 
 
 def write(links: Links, form: Format, **more: Any) -> str:
-    """One line of a file, without its end; ``more`` are further fields of a JSON object."""
+    """Format one line of a file, without line feed; ``more`` are further fields for JSON."""
     if form == "pharaoh":
         return " ".join(f"{s}-{t}" for s, t in links)
     if form == "talp":
@@ -93,15 +93,14 @@ def _score(score: float | None) -> list[float]:
 
 
 def _parse_pharaoh(line: str) -> Links:
-    found = set()
+    links = set()
     for word in line.split():
         match = _PHARAOH.fullmatch(word)
         if match is None:
-            hint = "; only talp has possible links (1p2)" if _TALP.fullmatch(word) else ""
-            raise InputError(f"{word!r:.60} is no link of a Pharaoh file, as in 0-1{hint}")
-        found.add((int(match[1]), int(match[2])))
-    both = frozenset(found)
-    return Links(both, both)
+            hint = "; only talp files have possible links (1p2)" if _TALP.fullmatch(word) else ""
+            raise InputError(f"{word!r:.60} is not a Pharaoh link such as 0-1{hint}")
+        links.add((int(match[1]), int(match[2])))
+    return Links.of(links)
 
 
 def _parse_talp(line: str) -> Links:
@@ -109,12 +108,12 @@ def _parse_talp(line: str) -> Links:
     for word in line.split():
         match = _TALP.fullmatch(word)
         if match is None:
-            raise InputError(f"{word!r:.60} is no link of a talp file, as in 1-2 or 1p2")
+            raise InputError(f"{word!r:.60} is not a talp link such as 1-2 or 1p2")
         link = int(match[1]) - 1, int(match[3]) - 1
         if min(link) < 0:
             raise InputError(
-                f"{word!r} has an index 0, and talp files count from 1; if this file counts from "
-                "0, it is a Pharaoh file"
+                f"{word!r} has an index 0, but talp files count from 1; if this file counts from "
+                "0, read it as pharaoh"
             )
         possible.add(link)
         if match[2] == "-":
@@ -126,42 +125,44 @@ def _parse_json(line: str) -> Links:
     try:
         data = json.loads(line)
     except ValueError as error:
-        raise InputError(f"no JSON object: {error}") from None
+        raise InputError(f"not a JSON object: {error}") from None
     except RecursionError:
-        raise InputError("no JSON object: it is nested too deep") from None
+        raise InputError("not a JSON object: it is nested too deeply") from None
     if not isinstance(data, dict) or "links" not in data:
-        raise InputError('a line is an object with "links", as in {"links": [[0, 1, 0.9]]}')
+        raise InputError('a line must be an object with "links": {"links": [[0, 1, 0.9]]}')
     scores: dict[Link, float] = {}
     sure = _json_links(data["links"], scores)
     possible = _json_links(data.get("possible", []), scores)
     return Links(sure, sure | possible, scores)
 
 
-def _json_links(given: Any, scores: dict[Link, float]) -> frozenset[Link]:
-    if not isinstance(given, list):
+def _json_links(entries: Any, scores: dict[Link, float]) -> frozenset[Link]:
+    """Check the links of a JSON object and add their scores to ``scores``."""
+    if not isinstance(entries, list):
         raise InputError(
-            f"links are a list of [source, target] or [source, target, score]: {given!r:.60}"
+            "links must be a list of [source, target] or [source, target, score], not "
+            f"{entries!r:.60}"
         )
-    found = set()
-    for one in given:
-        if not isinstance(one, list) or len(one) not in (2, 3):
+    links = set()
+    for entry in entries:
+        if not isinstance(entry, list) or len(entry) not in (2, 3):
             raise InputError(
-                f"a link is [source, target] or [source, target, score], not {one!r:.60}"
+                f"a link must be [source, target] or [source, target, score], not {entry!r:.60}"
             )
-        if not all(type(index) is int and 0 <= index < MOST for index in one[:2]):
-            raise InputError(f"a link's indices are whole numbers from 0, not {one!r:.60}")
-        link = one[0], one[1]
-        found.add(link)
-        if len(one) == 3 and one[2] is not None:
-            scores[link] = _json_score(one[2])
-    return frozenset(found)
+        if not all(type(index) is int and 0 <= index < MOST for index in entry[:2]):
+            raise InputError(f"the indices of a link must be integers from 0, not {entry!r:.60}")
+        link = entry[0], entry[1]
+        links.add(link)
+        if len(entry) == 3 and entry[2] is not None:
+            scores[link] = _json_score(entry[2])
+    return frozenset(links)
 
 
-def _json_score(given: Any) -> float:
+def _json_score(value: Any) -> float:
     try:
-        score = float(given) if type(given) in (int, float) else math.nan
+        score = float(value) if type(value) in (int, float) else math.nan
     except OverflowError:
         score = math.inf
     if not math.isfinite(score):
-        raise InputError(f"a link's score is a number, not {given!r:.60}")
+        raise InputError(f"the score of a link must be a finite number, not {value!r:.60}")
     return score

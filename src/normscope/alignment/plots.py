@@ -1,6 +1,6 @@
-"""Pictures of alignments (extra ``plots``): soft matrices with gold frames, AER by layer and head.
+"""Plots of alignments (extra ``plots``): soft matrices with gold links, AER by layer and head.
 
-Every function draws into the axes given, or into a figure of its own, and returns the axes.
+Every function draws into ``ax``, or into a new figure, and returns the axes.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from normscope.alignment.api import Alignment
 from normscope.alignment.links import Links
-from normscope.errors import InputError, MissingExtraError
+from normscope.errors import InputError
 from normscope.show.plots import COLOURS
-from normscope.show.plots.style import brief, room
+from normscope.show.plots.style import brief, figure, room
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FRAME = "</s>"
-GOLD = "#D55E00"  # Okabe and Ito's vermilion: told from the blues of the cells with any eyes
+GOLD = "#D55E00"  # Okabe and Ito's vermilion, distinct from the blue cells in any colour vision
 LINES = {
     "norms": ("#0072B2", "o", "-"),
     "weights": ("#E69F00", "s", "-"),
@@ -33,12 +33,12 @@ LINES = {
 def soft_alignment(
     alignment: Alignment, gold: Links | None = None, ax: Axes | None = None, *, shares: bool = True
 ) -> Axes:
-    """Draw a soft alignment: target words from top to bottom, source words and </s> across.
+    """Draw a soft alignment: target words as rows, source words and </s> as columns.
 
     Args:
-        alignment: made with ``soft=True``.
-        gold: sure links get a solid frame, possible ones a dashed one.
-        ax: where to draw.
+        alignment: an alignment made with ``soft=True``.
+        gold: gold links to mark: sure links with a solid frame, possible ones with a dashed frame.
+        ax: the axes to draw into.
         shares: divide each row by its sum.
     """
     if alignment.soft is None:
@@ -62,9 +62,8 @@ def soft_alignment(
     ax.spines[:].set_visible(False)
     for link in gold or ():
         _frame(ax, link, "-" if gold is not None and link in gold.sure else "--")
-    figure: Any = ax.figure
     label = "share of the row" if shares else "value"
-    figure.colorbar(image, ax=ax, shrink=0.9, label=label).outline.set_visible(False)
+    _colour_bar(ax, image, label, shrink=0.9)
     return ax
 
 
@@ -81,16 +80,16 @@ def _frame(ax: Axes, link: tuple[int, int], style: str) -> None:
 def aer_by_layer(
     curves: Mapping[str, Sequence[float]], ax: Axes | None = None, *, title: str = ""
 ) -> Axes:
-    """Draw AER against the layer, a line for each entry.
+    """Draw the AER by layer, one line per entry.
 
     Args:
-        curves: AER between 0 and 1 of every layer, by name; "norms", "weights", "published norms"
-            and "published weights" have colours and marks of their own.
-        ax: where to draw.
-        title: what goes above.
+        curves: the AER (0 to 1) of every layer, by name. "norms", "weights", "published norms" and
+            "published weights" have their own colours and markers.
+        ax: the axes to draw into.
+        title: the title.
     """
     if not curves:
-        raise InputError("no curve was given: {'norms': [AER of layer 0, …]}")
+        raise InputError("no curves were given; give for example {'norms': [0.5, 0.4]}")
     ax = _axes((5.2, 3.6)) if ax is None else ax
     for name, rates in curves.items():
         colour, marker, style = LINES.get(name, (None, "^", "-"))
@@ -109,21 +108,19 @@ def aer_by_layer(
 
 
 def aer_by_head(rates: ArrayLike, ax: Axes | None = None, *, title: str = "") -> Axes:
-    """Draw the AER (layer, head), between 0 and 1, as a heat map with its numbers."""
-    values = _table(rates)
-    ax = _numbers(100 * values, "AER (%)", ax, title, darker_is_less=True)
-    return ax
+    """Draw the AER (0 to 1) by (layer, head) as a heat map with numbers."""
+    return _numbers(100 * _table(rates), "AER (%)", ax, title, darker_is_less=True)
 
 
 def norm_by_head(norms: ArrayLike, ax: Axes | None = None, *, title: str = "") -> Axes:
-    """Draw the mean norm (layer, head) as a heat map with its numbers."""
+    """Draw the mean norm by (layer, head) as a heat map with numbers."""
     return _numbers(_table(norms), "mean norm", ax, title, darker_is_less=False)
 
 
-def _table(given: ArrayLike) -> NDArray[np.float64]:
-    values = np.asarray(given, dtype=np.float64)
+def _table(table: ArrayLike) -> NDArray[np.float64]:
+    values = np.asarray(table, dtype=np.float64)
     if values.ndim != 2:
-        raise InputError(f"a table by layer and head has two axes, not {values.ndim}")
+        raise InputError(f"a table must have two axes (layer, head), not {values.ndim}")
     return values
 
 
@@ -137,7 +134,7 @@ def _numbers(
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     for layer in range(layers):
         for head in range(heads):
-            # Where the cell is dark its number is white.
+            # White numbers on dark cells.
             depth = (values[layer, head] - low) / max(high - low, 1e-12)
             depth = 1 - depth if darker_is_less else depth
             text = f"{values[layer, head]:.1f}"
@@ -148,16 +145,16 @@ def _numbers(
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     ax.set_title(title)
-    figure: Any = ax.figure
-    figure.colorbar(image, ax=ax, label=label).outline.set_visible(False)
+    _colour_bar(ax, image, label)
     return ax
 
 
-def _axes(size: tuple[float, float]) -> Axes:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "plots") from error
+def _colour_bar(ax: Axes, image: Any, label: str, **more: Any) -> None:
+    drawn: Any = ax.figure
+    drawn.colorbar(image, ax=ax, label=label, **more).outline.set_visible(False)
 
-    width, height = (min(max(one, 3.2), 24.0) for one in size)
-    return Figure(figsize=(width, height), layout="compressed").subplots()
+
+def _axes(size: tuple[float, float]) -> Axes:
+    """Make a figure of this size in inches, within bounds."""
+    width, height = (min(max(inches, 3.2), 24.0) for inches in size)
+    return figure(width, height, "compressed").subplots()

@@ -1,4 +1,4 @@
-"""Eflomal (Östling and Tiedemann 2016) behind the same interface; extra ``eflomal``."""
+"""Alignment with eflomal (Östling and Tiedemann 2016), which uses no model (extra ``eflomal``)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from pathlib import Path
 
 from normscope.alignment.files import read_links
 from normscope.alignment.links import Links
+from normscope.alignment.words import Sentences
 from normscope.errors import MissingExtraError
 
 
-def eflomal(
-    source: Sequence[Sequence[str]], target: Sequence[Sequence[str]]
-) -> tuple[list[Links], list[Links]]:
-    """The links of both directions, (source, target) each, learnt from the sentences given.
+def eflomal(source: Sentences, target: Sentences) -> tuple[list[Links], list[Links]]:
+    """Return the links of both directions, (source, target) in each.
 
-    It learns from these sentences alone: give it the training text and the sentences in question
-    together, and keep the links of the latter.
+    Eflomal learns from these sentences only. Give it the training text and the sentences of
+    interest together, and keep the links of the latter.
     """
     try:
         from eflomal import Aligner
     except ImportError as error:
         raise MissingExtraError("eflomal", "eflomal") from error
 
-    # A pair with an empty side cannot be read back, so it is kept out and put in again.
+    # Eflomal's output cannot be read back if a pair has an empty side.
     rows = [row for row in range(len(source)) if len(source[row]) and len(target[row])]
-    made: tuple[list[Links], list[Links]] = ([Links()] * len(source), [Links()] * len(source))
+    forward, reverse = [Links()] * len(source), [Links()] * len(source)
     if not rows:
-        return made
+        return forward, reverse
     with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
         files = [Path(folder) / name for name in ("forward", "reverse")]
         Aligner().align(
@@ -37,13 +36,12 @@ def eflomal(
             links_filename_fwd=str(files[0]),
             links_filename_rev=str(files[1]),
         )
-        for direction, file in zip(made, files, strict=True):
-            found = read_links(file, "pharaoh")
-            for row, links in zip(rows, found, strict=True):
+        for direction, file in zip((forward, reverse), files, strict=True):
+            for row, links in zip(rows, read_links(file, "pharaoh"), strict=True):
                 direction[row] = links
-    return made
+    return forward, reverse
 
 
 def _line(words: Sequence[str]) -> str:
-    # It splits at every space that Unicode knows, also inside what is one word here.
+    # Eflomal splits at every Unicode space, also within one of our words.
     return " ".join("_".join(word.split()) or "_" for word in words) + "\n"

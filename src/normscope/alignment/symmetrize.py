@@ -1,12 +1,13 @@
-"""Two directions of alignment made one (Och and Ney 2003; Koehn, Och and Marcu 2003).
+"""Combine the links of two directions (Och and Ney 2003; Koehn, Och and Marcu 2003).
 
-``forward`` and ``reverse`` are links of the same pair, both as (source, target). ``intersection``
-and ``union`` are what they say. The grow family starts from the intersection:
+``forward`` and ``reverse`` are links of the same pair, both as (source, target). Besides
+``intersection`` and ``union`` there is the grow family, which starts from the intersection:
 
-- *grow-diag*: while anything is added, go through the links by target word, then source word; add
-  each of a link's eight neighbours that one direction has and that links a word without any link.
-- *final*: then add the forward links, then the reverse ones, that link a word without any.
-- *final-and*: the same, but both words must be without any link.
+- *grow-diag*: go through the links by target word, then source word, and add each of a link's eight
+  neighbours that one direction has and that links a word without links; repeat until nothing is
+  added.
+- *final*: then add forward links, and after them reverse links, that link a word without links.
+- *final-and*: the same, but neither of the two words may have links.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ Symmetrization = Literal[
     "intersection", "union", "grow-diag", "grow-diag-final", "grow-diag-final-and"
 ]
 SYMMETRIZATIONS: tuple[str, ...] = get_args(Symmetrization)
-# As (target, source) steps, in the order in which the published algorithm tries them.
+# Steps as (target, source), in the order of the published algorithm.
 NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
 
 
 def symmetrize(forward: Iterable[Link], reverse: Iterable[Link], method: str) -> frozenset[Link]:
-    """The links of one sentence pair by both directions together."""
+    """Combine the links of one sentence pair."""
     if method not in SYMMETRIZATIONS:
         raise InputError(f"unknown symmetrization {method!r}; valid: {', '.join(SYMMETRIZATIONS)}")
     ahead, back = frozenset(forward), frozenset(reverse)
@@ -55,7 +56,7 @@ def symmetrize(forward: Iterable[Link], reverse: Iterable[Link], method: str) ->
 
 
 def symmetrize_links(forward: Links, reverse: Links, method: str) -> Links:
-    """The same with scores: the mean of both directions', a missing one counting nothing."""
+    """Combine links with their scores: the mean of both directions, 0 for a missing score."""
     kept = symmetrize(forward.possible, reverse.possible, method)
     a, b = forward.scores, reverse.scores
     scores = {}
@@ -65,18 +66,18 @@ def symmetrize_links(forward: Links, reverse: Links, method: str) -> Links:
 
 
 def _grow(points: set[Link], rest: set[Link], targets: set[int], sources: set[int]) -> None:
-    """Grow-diag, in place, on (target, source) points.
+    """Run grow-diag on (target, source) points, in place.
 
-    A link whose neighbours have been tried need not be tried again: words that are linked stay
-    linked. So a sweep takes the links not yet tried, in order, and among them those that it adds
-    further on; those it adds behind itself wait for the next sweep.
+    Linked words stay linked, so the neighbours of a link need to be tried only once. A sweep visits
+    the untried links in order, including those that it adds ahead of itself; those that it adds
+    behind itself wait for the next sweep.
     """
     sweep = sorted(points)
     while sweep and rest:
         later: list[Link] = []
         while sweep:
-            here = heapq.heappop(sweep)
-            t, s = here
+            point = heapq.heappop(sweep)
+            t, s = point
             for down, right in NEIGHBOURS:
                 new = t + down, s + right
                 if new in rest and (new[0] not in targets or new[1] not in sources):
@@ -84,7 +85,7 @@ def _grow(points: set[Link], rest: set[Link], targets: set[int], sources: set[in
                     points.add(new)
                     targets.add(new[0])
                     sources.add(new[1])
-                    if new > here:
+                    if new > point:
                         heapq.heappush(sweep, new)
                     else:
                         later.append(new)

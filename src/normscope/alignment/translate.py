@@ -1,4 +1,4 @@
-"""The model's own translation, by its own generate()."""
+"""Translate sentences with the model's own ``generate()``."""
 
 from __future__ import annotations
 
@@ -7,72 +7,73 @@ from typing import Any
 
 import torch
 
-from normscope.alignment.batches import budget_of
+from normscope.alignment.batches import budget_of, padded
 from normscope.alignment.translator import Translator
-from normscope.alignment.words import Side, encode_sides
-from normscope.engine.runner import evaluating
+from normscope.alignment.words import Sentences, Side, reads_target_code
+from normscope.models.running import evaluating
 
 
 def translate(
     translator: Translator,
-    source: Sequence[Sequence[str]],
+    source: Sentences,
     *,
     beams: int | None = None,
     budget: int | None,
     skip_long: bool = False,
 ) -> list[str | None]:
-    """A translation of each sentence; an empty one of an empty sentence, None of one too long."""
+    """Translate each sentence; an empty sentence gives an empty string.
+
+    Args:
+        translator: the model, with its tokenizers and languages.
+        source: the words of each sentence.
+        beams: beams of the search; None: as the model's generation settings say.
+        budget: the maximum number of tokens in a batch; None: the default for the device.
+        skip_long: give None for a sentence that is too long instead of raising InputError.
+    """
     rows = [row for row in range(len(source)) if source[row]]
-    made: list[str | None] = [""] * len(source)
+    translations: list[str | None] = [""] * len(source)
     if not rows:
-        return made
-    marian = bool(getattr(translator.source, "supported_language_codes", None))
-    sides = encode_sides(
-        translator.source,
-        [source[row] for row in rows],
-        language=translator.target_lang if marian else translator.source_lang,
-        prefix=translator.prefix,
-        normalization=translator.about.normalization,
-    )
-    check = translator.check("source")
-    fits = [check(side, row, skip_long) for row, side in zip(rows, sides, strict=True)]
-    for row, fit in zip(rows, fits, strict=True):
-        made[row] = "" if fit else None
-    how: dict[str, Any] = {} if beams is None else {"num_beams": beams}
-    if (first := _first(translator)) is not None:
-        how["forced_bos_token_id"] = first
-    readable = [at for at in range(len(sides)) if fits[at]]
-    order = sorted(readable, key=lambda at: len(sides[at].ids), reverse=True)
-    while order:
-        size = max(1, budget_of(translator.model, budget) // (2 * len(sides[order[0]].ids)))
-        here, order = order[:size], order[size:]
-        written = _generate(translator, [sides[at] for at in here], how)
-        for at, text in zip(here, written, strict=True):
-            made[rows[at]] = text
-    return made
+        return translations
+    sides = dict(zip(rows, translator.encode_source([source[row] for row in rows]), strict=True))
+    limits = translator.limits("source")
+    readable = []
+    for row, side in sides.items():
+        if limits.accept(side, row, skip_long=skip_long):
+            readable.append(row)
+        else:
+            translations[row] = None
+    settings = _settings(translator, beams)
+    remaining = sorted(readable, key=lambda row: len(sides[row].ids), reverse=True)
+    while remaining:
+        longest = len(sides[remaining[0]].ids)
+        size = max(1, budget_of(translator.model, budget) // (2 * longest))
+        batch, remaining = remaining[:size], remaining[size:]
+        texts = _generate(translator, [sides[row] for row in batch], settings)
+        for row, text in zip(batch, texts, strict=True):
+            translations[row] = text
+    return translations
 
 
-def _first(translator: Translator) -> int | None:
-    """The language code that a multilingual decoder must begin with."""
-    target, code = translator.target, translator.target_lang
-    if code is None or getattr(target, "supported_language_codes", None):
-        return None
-    known = getattr(target, "lang_code_to_id", None)
-    if known:
-        return int(known[code])
-    return int(target.convert_tokens_to_ids(code)) if hasattr(target, "src_lang") else None
+def _settings(translator: Translator, beams: int | None) -> dict[str, Any]:
+    """Arguments of ``generate()`` that differ from the model's own generation settings."""
+    settings: dict[str, Any] = {} if beams is None else {"num_beams": beams}
+    tokenizer, code = translator.target_tokenizer, translator.target_lang
+    if code is None or reads_target_code(tokenizer):
+        return settings
+    # A multilingual decoder starts with the code of its language.
+    if codes := getattr(tokenizer, "lang_code_to_id", None):
+        settings["forced_bos_token_id"] = int(codes[code])
+    elif hasattr(tokenizer, "src_lang"):
+        settings["forced_bos_token_id"] = int(tokenizer.convert_tokens_to_ids(code))
+    return settings
 
 
-def _generate(translator: Translator, sides: Sequence[Side], how: dict[str, Any]) -> list[str]:
+def _generate(translator: Translator, sides: Sequence[Side], settings: dict[str, Any]) -> list[str]:
     model = translator.model
-    longest = max(len(side.ids) for side in sides)
-    ids = [[*side.ids, *[translator.padding] * (longest - len(side.ids))] for side in sides]
-    mask = [[1] * len(side.ids) + [0] * (longest - len(side.ids)) for side in sides]
+    ids, mask = padded([side.ids for side in sides], translator.padding)
     with evaluating(model), torch.no_grad():
-        made = model.generate(
-            input_ids=torch.tensor(ids, device=model.device),
-            attention_mask=torch.tensor(mask, device=model.device),
-            **how,
+        generated = model.generate(
+            input_ids=ids.to(model.device), attention_mask=mask.to(model.device), **settings
         )
-    written: list[str] = translator.target.batch_decode(made, skip_special_tokens=True)
-    return written
+    texts: list[str] = translator.target_tokenizer.batch_decode(generated, skip_special_tokens=True)
+    return texts

@@ -1,37 +1,38 @@
-"""A translation model with all that belongs to it: tokenizers, normalisation, languages."""
+"""A translation model together with its tokenizers, text normalization and languages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from normscope.alignment.batches import Pair, pair_of, parameter_of
+from normscope.alignment.batches import SentencePair, pair_of, parameter_of
 from normscope.alignment.extract import Choice, cross_shape
+from normscope.alignment.metadata import ModelMetadata, read_metadata
+from normscope.alignment.options import AlignOptions
 from normscope.alignment.words import (
-    About,
+    Sentences,
     Side,
-    about,
     check_language,
     encode_sides,
     language_codes,
+    reads_target_code,
 )
-from normscope.engine.runner import accepted_by
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.models import load
+from normscope.models.running import accepted_by
 from normscope.text.limits import embedding_table, max_length_of
 
-Sentences = Sequence[Sequence[str]]
 EMBEDDED = Path(__file__).parent / "model"
-EMBEDDED_NAME = "normscope-de-en"  # in signatures: its folder's name says nothing
+EMBEDDED_NAME = "normscope-de-en"  # for signatures, where the folder's name would say nothing
 
 
 def embedded_model_path() -> Path:
-    """The folder of the German-English model that comes with normscope."""
+    """Return the folder of the German-English model that comes with normscope."""
     folder = EMBEDDED
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(
@@ -41,190 +42,226 @@ def embedded_model_path() -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class SideLimits:
+    """The ids and lengths that a model accepts on one side."""
+
+    side: str  # "source" or "target"
+    tokenizer: str  # its class, for messages
+    ids: int | None  # rows of the embedding table; None: unknown
+    tokens: int | None  # maximum length; None: unlimited
+
+    def accept(self, sentence: Side, row: int, *, skip_long: bool) -> bool:
+        """Return whether a sentence is short enough for the model.
+
+        Raises:
+            InputError: the model has no embedding for an id, or the sentence is too long and
+                ``skip_long`` is False.
+        """
+        if self.ids is not None and max(sentence.ids) >= self.ids:
+            raise InputError(
+                f"{self.side} sentence {row + 1}: the tokenizer ({self.tokenizer}) gives id "
+                f"{max(sentence.ids)}, and the model has {self.ids} embedding rows; use the "
+                "tokenizer that was saved with the model"
+            )
+        if self.tokens is None or len(sentence.ids) <= self.tokens:
+            return True
+        if not skip_long:
+            raise InputError(
+                f"{self.side} sentence {row + 1} has {len(sentence.ids)} tokens, and the model "
+                f"takes at most {self.tokens}; split the sentence in both texts, or leave such "
+                "pairs without links with skip_long=True (--skip-long)"
+            )
+        return False
+
+
 @dataclass(frozen=True, eq=False)
 class Translator:
-    """A model, its tokenizers, and how it wants its text."""
+    """A model, its tokenizers, and what it expects of its text."""
 
     model: Any
-    source: Any  # tokenizers
-    target: Any
-    about: About = field(default_factory=About)
+    source_tokenizer: Any
+    target_tokenizer: Any
+    metadata: ModelMetadata = field(default_factory=ModelMetadata)
     source_lang: str | None = None
     target_lang: str | None = None
     prefix: str = ""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What was found best for this model on much text, the best first; none where unknown."""
-        return tuple(Choice(*one) for one in self.about.choices)
+        """The soft alignments stored with the model as its best, the best first."""
+        return self.metadata.choices
 
     @property
     def padding(self) -> int:
-        """The id that fills up a batch."""
-        found = (self.source.pad_token_id, getattr(self.model.config, "pad_token_id", None))
-        return next((one for one in found if one is not None), 0)
+        """The id of the padding token."""
+        configured = getattr(self.model.config, "pad_token_id", None)
+        ids = (self.source_tokenizer.pad_token_id, configured)
+        return next((index for index in ids if index is not None), 0)
 
-    def turned(self, model: Any, tokenizer: Any = None) -> Translator:
-        """A model for the other direction, given as :func:`translator` takes it."""
+    def reverse(self, options: AlignOptions) -> Translator:
+        """Make the translator for the other direction, on the same device and in the same dtype."""
         return translator(
-            model,
-            tokenizer,
-            source_lang=self.target_lang,
-            target_lang=self.source_lang,
-            prefix=self.prefix,
-            device=self.model.device,
-            dtype=parameter_of(self.model).dtype,
+            replace(
+                options,
+                model=options.reverse_model,
+                tokenizer=options.reverse_tokenizer,
+                reverse_model=None,
+                reverse_tokenizer=None,
+                symmetrize=None,
+                source_lang=self.target_lang,
+                target_lang=self.source_lang,
+                words="space",  # the sentences have already been split
+                device=self.model.device,
+                dtype=parameter_of(self.model).dtype,
+                revision=None,
+            )
         )
+
+    def check_languages(self, *, named: bool, moses: bool) -> Translator:
+        """Return the translator if its language codes are valid.
+
+        If the tokenizer uses no language codes and words are split by Moses, the languages are
+        meant for Moses alone, and the translator is returned without them.
+
+        Raises:
+            InputError: a code is unknown, or missing for a model that was given by name.
+        """
+        codes = language_codes(self.source_tokenizer)
+        if not codes and moses:
+            return replace(self, source_lang=None, target_lang=None)
+        audio = hasattr(self.source_tokenizer, "set_prefix_tokens")
+        # Marian has codes for the target only, and Whisper hears its source.
+        if not codes or not (reads_target_code(self.source_tokenizer) or audio):
+            check_language(self.source_tokenizer, self.source_lang, "source")
+            if codes and named and self.source_lang is None:
+                raise InputError(
+                    "this model reads many languages: give the language of the source with "
+                    f"source_lang (--source-lang); valid: {', '.join(codes)}"
+                )
+        check_language(self.target_tokenizer, self.target_lang, "target")
+        return self
 
     def pairs(
         self, source: Sentences | Tensor, target: Sentences, *, skip_long: bool = False
-    ) -> list[Pair | None]:
-        """Sentence pairs ready for the model; None where a side is empty, or too long to be read.
+    ) -> list[SentencePair | None]:
+        """Encode sentence pairs; None for pairs with an empty or too long side.
 
         Args:
             source: the words of each sentence, or audio features (batch, mel, frame).
             target: the words of each sentence.
-            skip_long: leave out a sentence beyond the model's limit instead of refusing it.
+            skip_long: give None for a sentence that is too long instead of raising InputError.
         """
         listens = "input_features" in accepted_by(self.model)
         if listens != isinstance(source, Tensor):
-            wants = "audio features (batch, mel, frame)" if listens else "text"
-            raise InputError(f"{type(self.model).__name__} reads {wants} as its source")
+            expected = "audio features (batch, mel, frame)" if listens else "text"
+            raise InputError(f"{type(self.model).__name__} reads {expected} as its source")
         rows = [row for row in range(len(target)) if len(target[row]) > 0 and len(source[row]) > 0]
-        made: list[Pair | None] = [None] * len(target)
+        pairs: list[SentencePair | None] = [None] * len(target)
         if not rows:
-            return made
-        # Marian reads the code of the target language before the source.
-        marian = bool(getattr(self.source, "supported_language_codes", None))
-        wrote = self._encode(self.target, [target[row] for row in rows], True, self.target_lang)
-        read: Sequence[Side | Tensor]
+            return pairs
+        target_sides = self._encode_target([target[row] for row in rows])
+        source_sides: Sequence[Side | Tensor]
         if isinstance(source, Tensor):
-            read = [source[row] for row in rows]
+            source_sides = [source[row] for row in rows]
         else:
-            language = self.target_lang if marian else self.source_lang
-            read = self._encode(self.source, [source[row] for row in rows], False, language)
-        checks = {side: self.check(side) for side in ("source", "target")}
+            source_sides = self.encode_source([source[row] for row in rows])
+        source_limits, target_limits = self.limits("source"), self.limits("target")
         starts: dict[int, int] = {}
-        for row, one, other in zip(rows, read, wrote, strict=True):
-            fits = not isinstance(one, Side) or checks["source"](one, row, skip_long)
-            if checks["target"](other, row, skip_long) and fits:
-                made[row] = pair_of(self.model, one, other, starts)
-        return made
+        for row, read, written in zip(rows, source_sides, target_sides, strict=True):
+            fits = isinstance(read, Tensor) or source_limits.accept(read, row, skip_long=skip_long)
+            if target_limits.accept(written, row, skip_long=skip_long) and fits:
+                pairs[row] = pair_of(self.model, read, written, starts)
+        return pairs
 
-    def _encode(
-        self, tokenizer: Any, sentences: Sentences, as_target: bool, language: str | None
-    ) -> list[Side]:
-        marian = bool(getattr(tokenizer, "supported_language_codes", None))
+    def encode_source(self, sentences: Sentences) -> list[Side]:
+        """Encode sentences that the model reads."""
+        before_source = reads_target_code(self.source_tokenizer)
         return encode_sides(
-            tokenizer,
+            self.source_tokenizer,
             sentences,
-            as_target=as_target,
-            language=None if marian and as_target else language,
-            prefix="" if as_target else self.prefix,
-            normalization=self.about.normalization,
+            language=self.target_lang if before_source else self.source_lang,
+            prefix=self.prefix,
+            normalization=self.metadata.normalization,
         )
 
-    def check(self, name: str) -> Callable[[Side, int, bool], bool]:
-        """A function that says whether a sentence fits the model, and refuses one that does not.
+    def _encode_target(self, sentences: Sentences) -> list[Side]:
+        before_source = reads_target_code(self.target_tokenizer)
+        return encode_sides(
+            self.target_tokenizer,
+            sentences,
+            as_target=True,
+            language=None if before_source else self.target_lang,
+            normalization=self.metadata.normalization,
+        )
 
-        It takes the sentence, its number from 0, and whether one that is too long is left out.
-        """
-        as_target = name == "target"
-        tokenizer = self.target if as_target else self.source
-        limit = max_length_of(self.model.config, tokenizer, as_target=as_target)
+    def limits(self, side: str) -> SideLimits:
+        """Return the limits of the "source" or the "target" side."""
+        as_target = side == "target"
+        tokenizer = self.target_tokenizer if as_target else self.source_tokenizer
         table = embedding_table(self.model, as_target=as_target)
-        size = None if table is None else table.shape[0]
-
-        def check(side: Side, row: int, skip_long: bool) -> bool:
-            if size is not None and max(side.ids) >= size:
-                raise InputError(
-                    f"{name} sentence {row + 1}: the tokenizer ({type(tokenizer).__name__}) gives "
-                    f"id {max(side.ids)}, and the model has {size} embedding rows; use the "
-                    "tokenizer that was saved with the model"
-                )
-            if limit is None or len(side.ids) <= limit:
-                return True
-            if not skip_long:
-                raise InputError(
-                    f"{name} sentence {row + 1} gives {len(side.ids)} tokens, and the model takes "
-                    f"at most {limit}; split it in both texts, or leave such pairs without links "
-                    "with skip_long=True (--skip-long)"
-                )
-            return False
-
-        return check
+        return SideLimits(
+            side,
+            type(tokenizer).__name__,
+            None if table is None else table.shape[0],
+            max_length_of(self.model.config, tokenizer, as_target=as_target),
+        )
 
 
-def translator(
-    model: Any = None,
-    tokenizer: Any = None,
-    *,
-    source_lang: str | None = None,
-    target_lang: str | None = None,
-    prefix: str = "",
-    device: str | torch.device | None = None,
-    dtype: str | torch.dtype | None = None,
-    revision: str | None = None,
-    moses: bool = False,
-) -> Translator:
-    """Make a `Translator` of a model or its name, as `normscope.align` takes them.
+def translator(options: AlignOptions) -> Translator:
+    """Make the `Translator` for the model, tokenizer and languages in ``options``.
 
-    ``tokenizer`` may be two of them, for the source and the target. A folder's ``normscope.json``
-    says whether the target has one of its own, and how the model wants its text. With ``moses``,
-    languages may be given for words alone.
+    The target has a tokenizer of its own if ``options.tokenizer`` is a pair, or if the
+    ``normscope.json`` in the model's folder names one.
     """
-    named = model is None or isinstance(model, str) or hasattr(model, "__fspath__")
-    embedded = model is None
-    name = embedded_model_path() if embedded else model
-    if named:
-        model, found = load(name, revision=revision, dtype=dtype, device=device)
-        if dtype is None and model.device.type == "cpu" and parameter_of(model).dtype.itemsize < 4:
-            # 16 bits save space on disk; a CPU computes in 32. Loaded anew, because some of its
-            # numbers are computed (positions).
-            model, _ = load(name, revision=revision, dtype="float32", tokenizer=False)
-        tokenizer = found if tokenizer is None else tokenizer
-    cross_shape(model)
+    model, tokenizer = _resolve(options)
+    cross_shape(model)  # raises InputError for a model without cross-attention
     if tokenizer is None:
         raise InputError(
             "no tokenizer was given; give it with the model, or give the model by its folder or "
-            "name, and its tokenizer is found with it"
+            "name to load its tokenizer, too"
         )
     folder = Path(str(getattr(model.config, "_name_or_path", "") or ""))
-    told = about(folder) if folder.parts and folder.is_dir() else About()
+    metadata = ModelMetadata()
+    if folder.parts and folder.is_dir():
+        metadata = read_metadata(folder)
+    source, target = _tokenizers(tokenizer, folder, metadata)
+    if options.model is None:
+        model.config._name_or_path = EMBEDDED_NAME
+    languages = options.source_lang, options.target_lang
+    unchecked = Translator(model, source, target, metadata, *languages, options.prefix)
+    return unchecked.check_languages(named=is_named(options), moses=options.words == "moses")
+
+
+def is_named(options: AlignOptions) -> bool:
+    """Return whether the model is given by a name, so that it is loaded for one call."""
+    return options.model is None or isinstance(options.model, str | os.PathLike)
+
+
+def _resolve(options: AlignOptions) -> tuple[Any, Any]:
+    """Return the model and its tokenizer, and load them if the model was given by name."""
+    if not is_named(options):
+        return options.model, options.tokenizer
+    name = embedded_model_path() if options.model is None else options.model
+    revision, dtype = options.revision, options.dtype
+    model, tokenizer = load(name, revision=revision, dtype=dtype, device=options.device)
+    if dtype is None and model.device.type == "cpu" and parameter_of(model).dtype.itemsize < 4:
+        # Weights stored in 16 bits are computed with in 32 bits on a CPU. Load the model again
+        # rather than convert it: some of its numbers (positions) are computed, not stored.
+        model, _ = load(name, revision=revision, dtype="float32", tokenizer=False)
+    return model, tokenizer if options.tokenizer is None else options.tokenizer
+
+
+def _tokenizers(tokenizer: Any, folder: Path, metadata: ModelMetadata) -> tuple[Any, Any]:
+    """Return the tokenizers of source and target."""
     both = tokenizer if isinstance(tokenizer, tuple | list) else (tokenizer, None)
     if len(both) != 2:
         raise InputError(f"give one tokenizer, or two (source, target), not {len(both)}")
     source, target = both
-    if target is None and told.target_tokenizer is not None:
+    if target is None and metadata.target_tokenizer is not None:
         from transformers import AutoTokenizer
 
         target = AutoTokenizer.from_pretrained(
-            folder / told.target_tokenizer, trust_remote_code=False
+            folder / metadata.target_tokenizer, trust_remote_code=False
         )
-    target = source if target is None else target
-    if embedded:
-        model.config._name_or_path = EMBEDDED_NAME
-    made = Translator(model, source, target, told, source_lang, target_lang, prefix)
-    return _with_languages(made, named, moses)
-
-
-def _with_languages(made: Translator, named: bool, moses: bool) -> Translator:
-    source, target = made.source_lang, made.target_lang
-    codes = language_codes(made.source)
-    marian = bool(getattr(made.source, "supported_language_codes", None))
-    if not codes:
-        if moses:  # which knows abbreviations by language
-            return replace(made, source_lang=None, target_lang=None)
-        check_language(made.source, source, "source")
-        check_language(made.target, target, "target")
-        return made
-    audio = hasattr(made.source, "set_prefix_tokens")
-    if not marian and not audio:
-        check_language(made.source, source, "source")
-        if named and source is None:
-            raise InputError(
-                "this model reads many languages: say which one the source is with source_lang "
-                f"(--source-lang); valid: {', '.join(codes)}"
-            )
-    check_language(made.target, target, "target")
-    return made
+    return source, source if target is None else target

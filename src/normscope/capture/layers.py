@@ -1,41 +1,43 @@
 """Record whole layers: their attention calls, norms, feed-forward and output.
 
 Built on :func:`normscope.capture.capture` and the table of layouts, which says where in a layer
-each of these stands.
+each of these is.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from normscope.capture import Capture, capture
+from normscope.capture import AttentionMode, Capture, capture
+from normscope.capture.active import recomputing
 from normscope.errors import UnsupportedModelError
-from normscope.models.layouts import LAYOUTS, Experts, Layout, layer_of, layout_of
+from normscope.foundation.caching import ModuleCache
+from normscope.models import layouts
+from normscope.models.layouts import Experts, Layout, layer_of, layout_of
 from normscope.models.walk import modules
 
-# Layouts by model, for as long as it has the same modules: reading them off takes a while.
-_FOUND: WeakKeyDictionary[nn.Module, tuple[Any, dict[str, Layout]]] = WeakKeyDictionary()
+# The layouts of a model's layers, by path: reading them takes a while.
+_LAYOUTS: ModuleCache[dict[str, Layout]] = ModuleCache()
 
 
 @dataclass(eq=False)
 class LayerCapture:
-    """What one layer did, in one run. Its norms and linear maps are named by their path in it."""
+    """What one layer did in one run. Its norms and linear maps are named by their path in it."""
 
     name: str
     module: nn.Module
     layout: Layout
     attention: Capture | None = None
     cross: Capture | None = None
-    ran: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # path -> (given, made)
-    made: Tensor | None = None  # the layer's output, as the model lays it out
+    ran: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # path -> (input, output)
+    raw_output: Tensor | None = None  # the layer's output, as the model lays it out
 
     @property
     def last(self) -> Capture:
@@ -45,27 +47,27 @@ class LayerCapture:
         return last
 
     def given(self, path: str) -> Tensor:
-        """What went into a named module, (batch, query, …)."""
+        """Return the input of a named module, (batch, query, …)."""
         return self._by_query(self.ran[path][0])
 
     def output_of(self, path: str) -> Tensor:
-        """What came out of a named module, (batch, query, …)."""
+        """Return the output of a named module, (batch, query, …)."""
         return self._by_query(self.ran[path][1])
 
     @property
     def output(self) -> Tensor:
         """The layer's output, (batch, query, hidden)."""
-        assert self.made is not None
-        return self._by_query(self.made)
+        assert self.raw_output is not None
+        return self._by_query(self.raw_output)
 
     def _by_query(self, states: Tensor) -> Tensor:
         batch, _, queries, _ = self.last.shape
         states = states.detach()
-        if (seen := states.numel() // max(1, states.shape[-1])) != batch * queries:
+        if (positions := states.numel() // max(1, states.shape[-1])) != batch * queries:
             raise UnsupportedModelError(
-                f"{self.name} is given {batch * queries} positions, but a module in it ran on "
-                f"{seen} at a time. If the model's configuration has chunk_size_feed_forward, load "
-                "it with 0"
+                f"{self.name} has {batch * queries} positions, but a module in it ran on "
+                f"{positions} at a time. If the model's configuration has chunk_size_feed_forward, "
+                "load it with 0"
             )
         if not self.last.batch_first:
             return states.transpose(0, 1)
@@ -77,98 +79,118 @@ def capture_layers(
     model: nn.Module,
     callback: Callable[[LayerCapture], None],
     *,
-    attention: Literal["auto", "eager", "fused"] = "eager",
+    attention: AttentionMode = "eager",
 ) -> Iterator[None]:
-    """Hand every layer that this thread runs inside the context to ``callback``, then drop it."""
-    layers = layers_of(model)
-    running: dict[str, LayerCapture] = {}
-    mine = threading.get_ident()
+    """Call ``callback`` with every layer that this thread runs inside the context.
 
-    def here() -> bool:
-        return threading.get_ident() == mine and torch._C._current_graph_task_id() == -1
-
-    def attended(captured: Capture) -> None:
-        inside = [name for name in running if captured.name.startswith(f"{name}.")]
-        if not inside:
-            name, layer = layer_of(model, captured.name)  # says what is wrong, if anything is
-            raise UnsupportedModelError(f"{name} ({type(layer).__name__}) was not seen to begin")
-        whole = running[max(inside, key=len)]
-        if captured.kind == "cross":
-            whole.cross = captured
-        else:
-            whole.attention = captured
-
-    hooks: list[Any] = []
-
-    def watch(name: str, layer: nn.Module, layout: Layout) -> None:
-        def begin(*_: Any) -> None:
-            if here():
-                running[name] = LayerCapture(name, layer, layout)
-
-        def end(_: nn.Module, args: Any, made: Any) -> None:
-            if here() and name in running:
-                whole = running.pop(name)
-                whole.made = made if isinstance(made, Tensor) else made[0]
-                if whole.cross is None:  # a decoder that ran without an encoder
-                    whole.layout = replace(whole.layout, cross=None)
-                if whole.attention is not None or whole.cross is not None:
-                    callback(whole)
-
-        hooks.append(layer.register_forward_pre_hook(begin))
-        hooks.append(layer.register_forward_hook(end))
-        for path in paths_of(layout):
-            hooks.append(layer.get_submodule(path).register_forward_hook(note(name, path, layout)))
-
-    def note(name: str, path: str, layout: Layout) -> Callable[..., None]:
-        parallel, second = layout.parallel, getattr(layout.ff, "second", None)
-
-        def hook(_: nn.Module, args: Any, made: Any) -> None:
-            if here() and name in running and args:
-                # Some parallel layers add the attention's output into the feed-forward's.
-                kept = made.clone() if parallel and path == second else made
-                running[name].ran[path] = args[0], kept
-
-        return hook
-
+    A layer is dropped after the call, so that memory holds one at a time. ``attention`` is as for
+    :func:`~normscope.capture.capture`.
+    """
+    watcher = _LayerWatcher(model, callback)
     try:
-        for name, (layer, layout) in layers.items():
-            watch(name, layer, layout)
-        with capture(model, attended, attention=attention):
+        watcher.add_hooks()
+        with capture(model, watcher.attended, attention=attention):
             yield
     finally:
-        for hook in hooks:
+        watcher.remove_hooks()
+
+
+class _LayerWatcher:
+    """Collects what the hooks on a model's layers and the attention captures report."""
+
+    def __init__(self, model: nn.Module, callback: Callable[[LayerCapture], None]) -> None:
+        self.model, self.callback = model, callback
+        self.thread = threading.get_ident()
+        self.running: dict[str, LayerCapture] = {}
+        self.hooks: list[Any] = []
+
+    def add_hooks(self) -> None:
+        """Watch every layer, and the modules in it that a decomposition needs."""
+        for name, (layer, layout) in layers_of(self.model).items():
+            self._watch_layer(name, layer, layout)
+            for path in paths_of(layout):
+                self._watch_module(name, path, layer.get_submodule(path), layout)
+
+    def remove_hooks(self) -> None:
+        """Remove all hooks."""
+        for hook in self.hooks:
             hook.remove()
+
+    def attended(self, captured: Capture) -> None:
+        """Assign an attention call to the innermost running layer around it."""
+        around = [name for name in self.running if captured.name.startswith(f"{name}.")]
+        if not around:
+            name, layer = layer_of(self.model, captured.name)  # raises if the layer is not known
+            raise UnsupportedModelError(
+                f"{name} ({type(layer).__name__}) was not seen to begin, so what its attention "
+                f"({captured.name}) belongs to is unknown"
+            )
+        layer_capture = self.running[max(around, key=len)]
+        if captured.kind == "cross":
+            layer_capture.cross = captured
+        else:
+            layer_capture.attention = captured
+
+    def _records(self) -> bool:
+        """Whether the running thread is the one that captures, in a forward pass."""
+        return threading.get_ident() == self.thread and not recomputing()
+
+    def _watch_layer(self, name: str, layer: nn.Module, layout: Layout) -> None:
+        def begin(*_: Any) -> None:
+            if self._records():
+                self.running[name] = LayerCapture(name, layer, layout)
+
+        def end(_: nn.Module, args: Any, output: Any) -> None:
+            if self._records() and name in self.running:
+                finished = self.running.pop(name)
+                finished.raw_output = output if isinstance(output, Tensor) else output[0]
+                if finished.cross is None:  # a decoder that ran without an encoder
+                    finished.layout = replace(finished.layout, cross=None)
+                if finished.attention is not None or finished.cross is not None:
+                    self.callback(finished)
+
+        self.hooks.append(layer.register_forward_pre_hook(begin))
+        self.hooks.append(layer.register_forward_hook(end))
+
+    def _watch_module(self, name: str, path: str, module: nn.Module, layout: Layout) -> None:
+        # Some parallel layers add the attention's output into that of the feed-forward.
+        overwritten = layout.parallel and path == getattr(layout.ff, "second", None)
+
+        def note(_: nn.Module, args: Any, output: Any) -> None:
+            if self._records() and name in self.running and args:
+                kept = output.clone() if overwritten else output
+                self.running[name].ran[path] = args[0], kept
+
+        self.hooks.append(module.register_forward_hook(note))
 
 
 def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
-    """The layers of a model whose layout is known, by path: elements of its layer lists."""
-    structure = tuple(map(id, modules(model))), id(LAYOUTS), len(LAYOUTS)
-    known = _FOUND.get(model)
-    if known is None or known[0] != structure:
-        known = _FOUND[model] = (
-            structure,
-            {name: layout for name, (_, layout) in _find_layers(model).items()},
-        )
-    return {name: (model.get_submodule(name), layout) for name, layout in known[1].items()}
+    """Return the layers of a model whose layout is known, by path: elements of its layer lists."""
+    # Weak references, because the id of a module that was replaced may be used again.
+    structure = tuple(map(weakref.ref, modules(model)))
+    known = _LAYOUTS.get(model, (structure, dict(layouts.LAYOUTS)), lambda: _find_layouts(model))
+    return {name: (model.get_submodule(name), layout) for name, layout in known.items()}
 
 
-def _find_layers(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
-    found: dict[str, tuple[nn.Module, Layout]] = {}
+def _find_layouts(model: nn.Module) -> dict[str, Layout]:
+    config = getattr(model, "config", None)
+    found_layouts: dict[str, Layout] = {}
     for name, listed in model.named_modules():
-        if not isinstance(listed, nn.ModuleList) or any(name.startswith(f"{n}.") for n in found):
+        inside = any(name.startswith(f"{layer}.") for layer in found_layouts)
+        if not isinstance(listed, nn.ModuleList) or inside:
             continue
         for index, layer in listed.named_children():
             try:
-                found[f"{name}.{index}"] = layer, layout_of(layer, getattr(model, "config", None))
+                found_layouts[f"{name}.{index}"] = layout_of(layer, config)
             except UnsupportedModelError:
                 continue  # experts, convolutions, lists of lists; an attention in one is refused
-    return found
+    return found_layouts
 
 
 def paths_of(layout: Layout) -> list[str]:
-    """The modules of a layer whose input or output a decomposition needs."""
+    """Return the paths of the modules whose input or output a decomposition needs."""
     blocks = [layout.attention, layout.ff, *([layout.cross] if layout.cross else [])]
-    paths = [path for b in blocks for path in (b.before, b.branch, b.after)]
+    paths = [path for block in blocks for path in (block.before, block.branch, block.after)]
     if isinstance(layout.ff, Experts):
         paths.append(layout.ff.module)
     else:

@@ -1,4 +1,4 @@
-"""The output projection W_O, b_O of an attention, read off whatever linear module applies it."""
+"""The output projection W_O, b_O of an attention, read from the module that applies it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from normscope.models.walk import has
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """y = merged heads · W_O + b_O, cut into heads."""
+    """The map y = merged heads · W_O + b_O, with W_O cut into heads."""
 
     name: str  # the module's path in the model
     weight: Float[Tensor, "head head_size out"]
     bias: Float[Tensor, " out"] | None
-    module: nn.Module | None = None  # which applies it
+    module: nn.Module | None = None  # the module that applies it
 
 
 def project(
@@ -29,30 +29,31 @@ def project(
 ) -> Float[Tensor, "batch query out"]:
     """Apply the projection, bias included, in ``dtype``."""
     weight = projection.weight.flatten(0, 1)
+    bias = None if projection.bias is None else projection.bias.to(dtype)
+    rows = merged.flatten(0, 1)
     if merged.is_cuda and merged.element_size() == 2 and merged.dtype == weight.dtype:
-        made = wide_product(merged.flatten(0, 1)[None], weight[None])[0].view(*merged.shape[:2], -1)
-    elif projection.bias is not None:
-        rows = merged.to(dtype).flatten(0, 1)
-        made = torch.addmm(projection.bias.to(dtype), rows, weight.to(dtype))
-        return made.view(*merged.shape[:2], -1)
+        output = wide_product(rows[None], weight[None])[0]
+        output = output if bias is None else output + bias
+    elif bias is None:
+        output = rows.to(dtype) @ weight.to(dtype)
     else:
-        made = merged.to(dtype) @ weight.to(dtype)
-    return made if projection.bias is None else made + projection.bias.to(dtype)
+        output = torch.addmm(bias, rows.to(dtype), weight.to(dtype))
+    return output.view(*merged.shape[:2], -1)
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module maps its last axis linearly, judged by its interface.
+    """Return whether a module looks like a linear map of its last axis.
 
-    Covers torch's Linear, transformers' Conv1D and what adapters and quantisers put in their
-    place; that the map is in fact linear is proved when its weight is read.
+    This covers torch's Linear, transformers' Conv1D and the modules that adapters and quantisers
+    put in their place. Whether the map is really linear is checked when its weight is read.
     """
     sized = has(module, "in_features") and has(module, "out_features")
     return sized or _is_conv1d(module)
 
 
-def projection_of(module: nn.Module, name: str, heads: int, given: Tensor) -> Projection:
-    """Weight and bias of a linear module that has just read ``given``, cut into ``heads``."""
-    weight, bias = affine(module, name, given)
+def projection_of(module: nn.Module, name: str, heads: int, read: Tensor) -> Projection:
+    """Return weight and bias of a linear module that has just read ``read``, cut into heads."""
+    weight, bias = affine(module, name, read)
     return Projection(name, weight.unflatten(0, (heads, -1)), bias, module)
 
 
@@ -61,36 +62,44 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def affine(module: nn.Module, name: str, given: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(in, out) weight and (out,) bias.
+def affine(module: nn.Module, name: str, read: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the (in, out) weight and the (out,) bias of a module.
 
-    They are the module's own where it is an ordinary linear layer, or does to a random row what
-    its own weight and bias would do; otherwise (adapters, quantised weights, weights kept
-    elsewhere) what it does to zero and to the identity tells them.
+    They are the module's own attributes if it is an ordinary linear layer, or if it maps a random
+    row as these would. Otherwise (adapters, quantised weights, weights kept elsewhere) they are
+    computed from what the module does to zero and to the identity matrix.
+
+    Args:
+        module: an affine map of its last axis.
+        name: its path, for error messages.
+        read: an input of the module; its size, dtype and device are used.
+
+    Raises:
+        UnsupportedModelError: the module is not an affine map.
     """
     own = _own(module)
     if own is not None and (
         _is_ordinary(module)
-        or not bool(own[0].isfinite().all())  # for others to complain of
-        or _does(module, *own, given)
+        or not bool(own[0].isfinite().all())  # reported later, for the whole model
+        or _agrees(module, *own, read)
     ):
         return own
-    like = next((p for p in module.parameters() if p.is_floating_point()), given)
-    options: Any = {"dtype": like.dtype, "device": given.device}
-    with torch.autocast(given.device.type, enabled=False):
-        bias = module(torch.zeros(1, 1, given.shape[-1], **options))[0, 0]
-        weight = module(torch.eye(given.shape[-1], **options)[None])[0] - bias
-    if _does(module, weight, bias, given):
+    like = next((p for p in module.parameters() if p.is_floating_point()), read)
+    options: Any = {"dtype": like.dtype, "device": read.device}
+    with torch.autocast(read.device.type, enabled=False):
+        bias = module(torch.zeros(1, 1, read.shape[-1], **options))[0, 0]
+        weight = module(torch.eye(read.shape[-1], **options)[None])[0] - bias
+    if _agrees(module, weight, bias, read):
         return weight, bias
     raise UnsupportedModelError(
-        f"{name} ({type(module).__name__}) is not a linear map, or not the same one twice (dropout "
-        "in an adapter, quantised activations), so its share in each token's contribution is not "
-        "defined. Use model.eval(), merge the adapter, or load the model unquantised."
+        f"{name} ({type(module).__name__}) is not a linear map, or changes from call to call "
+        "(dropout in an adapter, quantised activations), so each token's share of its output is "
+        "not defined. Use model.eval(), merge the adapter, or load the model unquantised."
     )
 
 
 def _own(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """The weight and bias that a module holds, if it holds them in a form that can be read."""
+    """The weight and bias attributes of a module; None if they cannot be read as plain tensors."""
     weight: Any = getattr(module, "weight", None)
     bias: Any = getattr(module, "bias", None)
     if type(weight) not in (Tensor, nn.Parameter) or not (bias is None or isinstance(bias, Tensor)):
@@ -103,19 +112,19 @@ def _own(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
 
 
 def _is_ordinary(module: nn.Module) -> bool:
-    """Whether nothing but the weight and the bias decides what a module does."""
+    """Whether weight and bias alone determine what a module does."""
     unpatched = "forward" not in vars(module)
     return unpatched and (type(module).forward is nn.Linear.forward or _is_conv1d(module))
 
 
-def _does(module: nn.Module, weight: Tensor, bias: Tensor | None, given: Tensor) -> bool:
-    """Whether a module does to a random row what a weight and a bias do, to rounding."""
-    if weight.shape[0] != given.shape[-1]:
+def _agrees(module: nn.Module, weight: Tensor, bias: Tensor | None, read: Tensor) -> bool:
+    """Whether a module maps a random row as a weight and a bias do, up to rounding."""
+    if weight.shape[0] != read.shape[-1]:
         return False
     row = torch.randn(1, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(weight)
     bias = torch.zeros_like(weight[0]) if bias is None else bias.to(weight)
-    with torch.autocast(given.device.type, enabled=False):
-        made = module(row[None].to(given.device))[0].to(weight)
+    with torch.autocast(read.device.type, enabled=False):
+        output = module(row[None].to(read.device))[0].to(weight)
     size = row.abs() @ (weight.abs() + bias.abs()) + bias.abs()
-    gap = (made - (row @ weight + bias)).abs()
+    gap = (output - (row @ weight + bias)).abs()
     return bool((gap <= 16 * torch.finfo(weight.dtype).eps * size).all())

@@ -1,69 +1,71 @@
-"""Attention weights that are never written down as a whole: a block of queries at a time.
+"""Attention weights computed a block of queries at a time, never stored as a whole.
 
-Where an attention is known to be softmax(scaling · q kᵀ + mask), its weights can be made again from
-queries and keys whenever they are needed, in (query, hidden) memory. The model itself then runs
-with its own fused attention, untouched.
+The weights softmax(scaling · q kᵀ + mask) can be recomputed from queries and keys whenever they are
+needed, in (query, hidden) memory, while the model itself runs with its own fused attention.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from normscope.foundation.shapes import Float
-from normscope.kernels.backend import fused
+from normscope.foundation.shapes import Float, Int
+from normscope.kernels import ScoreInputs, triton_for
+
+# The number of weights (of all heads) that a block may hold.
+BLOCK = {"cpu": 2**22, "cuda": 2**26}
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """The lowest number in a mask: float32's in float64 too, as most softmaxes are in float32."""
+    """Return the lowest number for a mask: float32's also in float64.
+
+    Most models compute their softmax in float32, where lower numbers would overflow.
+    """
     return max(torch.finfo(dtype).min, torch.finfo(torch.float32).min)
-
-
-# Weights (of all heads) that a block may hold.
-BLOCK = {"cpu": 2**22, "cuda": 2**26}
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What the weights of one attention call are made from."""
+    """What the weights of one attention call are computed from."""
 
     query: Float[Tensor, "batch head query head_size"]
     key: Float[Tensor, "batch kv_head key head_size"]
     mask: Tensor | None  # (batch, 1 or head, query, key): True where admitted, or added
     scaling: float
-    causal: bool  # on top of the mask; the last query sees the last key
-    context: Tensor  # Σ_j αv as the model made it: (batch, query, head, head_size)
+    causal: bool  # in addition to the mask; the last query sees the last key
+    context: Tensor  # Σ_j αv as the model computed it: (batch, query, head, head_size)
 
     @property
     def shape(self) -> torch.Size:
-        """(batch, head, query, key), as the weights would have."""
+        """The shape of the weights: (batch, head, query, key)."""
         batch, heads, queries, _ = self.query.shape
         return torch.Size((batch, heads, queries, self.key.shape[2]))
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
+        """The dtype of the weights: at least float32."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
     @property
     def device(self) -> torch.device:
-        """Where they are made."""
+        """The device of the weights."""
         return self.query.device
 
     def clone(self) -> Scores:
-        """The same, in memory of its own."""
+        """Return a copy with memory of its own."""
         mask = None if self.mask is None else self.mask.clone()
         query, key, context = self.query.clone(), self.key.clone(), self.context.clone()
         return replace(self, query=query, key=key, mask=mask, context=context)
 
     def blocks(self, *, written: bool = True) -> Iterator[slice]:
-        """Queries whose weights fit into a block, of all heads or (not written) of one."""
+        """Iterate over blocks of queries whose weights fit into memory.
+
+        ``written``: the weights of all heads are stored for a block; otherwise one number per cell.
+        """
         batch, heads, queries, keys = self.shape
         most = BLOCK.get(self.device.type, BLOCK["cuda"])
         step = max(1, most // (batch * (heads if written else 1) * keys))
@@ -71,171 +73,99 @@ class Scores:
 
     @cached_property
     def flash(self) -> bool:
-        """Whether the weights are made inside the kernels that need them: 16 bits, on a GPU."""
-        return self.query.element_size() == 2 and fused("auto", self.device) is not None
+        """Whether weights are computed inside the kernels that use them: 16 bits, on a GPU."""
+        return self.query.element_size() == 2 and triton_for("auto", self.device) is not None
+
+    def rows(self, queries: slice) -> Float[Tensor, "batch head rows key"]:
+        """Return the weights of some queries."""
+        return self._softmax(queries) if self._whole is None else self._whole[:, :, queries]
 
     @cached_property
     def _whole(self) -> Float[Tensor, "batch head query key"] | None:
-        """All weights, where they fit into a block."""
+        """All weights if they fit into a block, else None."""
         if self.flash or self.shape.numel() > BLOCK.get(self.device.type, BLOCK["cuda"]):
             return None
         return self._softmax(slice(0, self.shape[2]))
 
-    def rows(self, here: slice) -> Float[Tensor, "batch head rows key"]:
-        """The weights of some queries."""
-        return self._softmax(here) if self._whole is None else self._whole[:, :, here]
-
-    def _softmax(self, here: slice) -> Float[Tensor, "batch head rows key"]:
-        # A row that sees nothing becomes even, as in eager attention; it is padding.
-        return self._scores(here, lowest(self.dtype)).softmax(dim=-1)
+    def _softmax(self, queries: slice) -> Float[Tensor, "batch head rows key"]:
+        # A row that sees no key (padding) becomes uniform, as in eager attention.
+        return self._scores(queries, lowest(self.dtype)).softmax(dim=-1)
 
     @cached_property
     def lse(self) -> Float[Tensor, "batch head query"]:
-        """The logarithm of Σ_j exp(score), which the softmax divides by."""
+        """The log-sum-exp of each row of scores, by which the softmax divides."""
         if self.flash:
             from normscope.kernels import triton
 
-            how: Any = {"scaling": self.scaling, "causal": self.causal, "mask": self.mask}
-            made: Tensor = triton.attention_lse(self.query, self.key, **how)
-            return made
-        return torch.cat([self._scores(i).logsumexp(dim=-1) for i in self.blocks()], dim=2)
+            inputs = ScoreInputs(
+                self.query, self.key, scaling=self.scaling, causal=self.causal, mask=self.mask
+            )
+            lse: Tensor = triton.attention_lse(inputs)
+            return lse
+        return torch.cat([self._scores(rows).logsumexp(dim=-1) for rows in self.blocks()], dim=2)
 
     def survey(
         self, value: Float[Tensor, "batch kv_head key head_size"]
     ) -> tuple[Float[Tensor, "batch head query"] | None, Tensor]:
-        """In one pass: the weight of each query for itself, and Σ_j αv, (batch, query, head, e).
+        """Return the weight of each query for itself, and Σ_j αv (batch, query, head, head_size).
 
-        Where the weights never leave a kernel, the latter is the model's own.
+        The weights are None where queries and keys are not the same positions. With flash
+        kernels, Σ_j αv is the model's own.
         """
         square = self.shape[2] == self.shape[3]
         if self.flash:
             return self._diagonal() if square else None, self.context
         value = value.to(self.dtype).repeat_interleave(self.shape[1] // value.shape[1], dim=1)
         own, mixed = [], []
-        for here in self.blocks():
-            alpha = self.rows(here)
+        for rows in self.blocks():
+            alpha = self.rows(rows)
             mixed.append((alpha @ value).transpose(1, 2))
-            own += [alpha.diagonal(offset=here.start, dim1=-2, dim2=-1)] if square else []
+            if square:
+                own.append(alpha.diagonal(offset=rows.start, dim1=-2, dim2=-1))
         return torch.cat(own, dim=2) if square else None, torch.cat(mixed, dim=1)
 
     def _diagonal(self) -> Float[Tensor, "batch head query"]:
+        """α_ii, from the products of each query with its own key."""
         key = self.key.repeat_interleave(self.shape[1] // self.key.shape[1], dim=1)
         scores = (self.query.to(self.dtype) * key.to(self.dtype)).sum(dim=-1) * self.scaling
         if self.mask is not None:
             own = self.mask.diagonal(dim1=-2, dim2=-1)
-            hidden = own.dtype == torch.bool
-            scores = scores.masked_fill(~own, -torch.inf) if hidden else scores + own
+            boolean = own.dtype == torch.bool
+            scores = scores.masked_fill(~own, -torch.inf) if boolean else scores + own
         return (scores - self.lse).exp().nan_to_num(0.0)
 
-    def some(self, i: Tensor) -> Float[Tensor, "batch head some key"]:
-        """The weights of chosen queries, (batch, some), by a softmax of their own."""
+    def some(self, i: Int[Tensor, "batch some"]) -> Float[Tensor, "batch head some key"]:
+        """Return the weights of chosen queries, by a softmax of their own."""
         row = torch.arange(len(i), device=i.device).unsqueeze(1)
         query = self.query[row, :, i].transpose(1, 2)
         mask = self.mask
         if mask is not None:
             mask = mask.expand(len(i), *mask.shape[1:])[row, :, i].transpose(1, 2)
         if self.causal:
-            seen = torch.arange(self.shape[3], device=i.device) <= i.unsqueeze(-1)
-            mask = seen.unsqueeze(1)
+            visible = torch.arange(self.shape[3], device=i.device) <= i.unsqueeze(-1)
+            mask = visible.unsqueeze(1)
         chosen = replace(self, query=query, mask=mask, causal=False)
         return chosen._softmax(slice(0, i.shape[1]))
 
     def _scores(
-        self, here: slice, hidden: float = -torch.inf
+        self, queries: slice, hidden: float = -torch.inf
     ) -> Float[Tensor, "batch head rows key"]:
-        query = self.query[:, :, here].to(self.dtype) * self.scaling
+        """The masked scores of some queries; ``hidden`` stands for those of hidden keys."""
+        query = self.query[:, :, queries].to(self.dtype) * self.scaling
         key = self.key.to(self.dtype)
         groups, rows = key.shape[1], query.shape[2]
-        made = query.unflatten(1, (groups, -1)).flatten(2, 3) @ key.transpose(2, 3)
-        made = made.unflatten(2, (-1, rows)).flatten(1, 2)
+        scores = query.unflatten(1, (groups, -1)).flatten(2, 3) @ key.transpose(2, 3)
+        scores = scores.unflatten(2, (-1, rows)).flatten(1, 2)
         if self.mask is not None:
-            mask = self.mask[:, :, here]
-            made = (
-                made.masked_fill_(~mask, hidden)
+            mask = self.mask[:, :, queries]
+            scores = (
+                scores.masked_fill_(~mask, hidden)
                 if mask.dtype == torch.bool
-                else made.add_(mask.to(made.dtype))
+                else scores.add_(mask.to(scores.dtype))
             )
         if self.causal:
             offset = self.shape[3] - self.shape[2]
-            last = torch.arange(here.start, here.start + rows, device=made.device) + offset
-            later = torch.arange(self.shape[3], device=made.device) > last.unsqueeze(1)
-            made.masked_fill_(later, hidden)
-        return made
-
-
-# -------------------------------------------------------------------- which attention is known
-
-# Everything that a plain eager attention function mentions.
-_PLAIN = {
-    *("repeat_kv", "num_key_value_groups", "torch", "matmul", "transpose", "size", "shape", "nn"),
-    *("functional", "softmax", "float32", "to", "dtype", "dropout", "training", "contiguous"),
-    "type",
-}
-# What a call may say beside queries, keys, values and the mask, without changing the formula.
-_HARMLESS = {
-    *("scaling", "dropout", "is_causal", "sliding_window", "position_ids", "cache_position"),
-    "use_cache",
-}
-
-
-def is_plain(function: Callable[..., Any]) -> bool:
-    """Whether an eager attention function is softmax(scaling · q kᵀ + mask) v, by name and deed."""
-    names = getattr(function, "__code__", None)
-    return names is not None and set(names.co_names) <= _PLAIN and _does_plainly(function)
-
-
-@functools.cache
-def _does_plainly(function: Callable[..., Any]) -> bool:
-    class Asked(nn.Module):
-        num_key_value_groups = 2
-
-    draw = torch.Generator().manual_seed(0)
-
-    def random(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=draw, dtype=torch.float64)
-
-    query, mask = random(2, 4, 5, 8), random(2, 1, 5, 7)
-    # One that does not repeat value heads is only ever called with as many as there are queries'.
-    for groups in (4, 2) if "repeat_kv" in function.__code__.co_names else (4,):
-        key, value = random(2, groups, 7, 8), random(2, groups, 7, 8)
-        asked = Asked().eval()
-        asked.num_key_value_groups = 4 // groups
-        try:
-            made, _ = function(asked, query, key, value, mask, scaling=0.3, dropout=0.0)
-        except Exception:  # whatever it asks for, it is not plain
-            return False
-        alpha = Scores(query, key, mask, 0.3, False, made).rows(slice(0, 5))
-        expected = (alpha @ value.repeat_interleave(4 // groups, dim=1)).transpose(1, 2)
-        if made.shape != expected.shape or (made - expected).abs().max() > 1e-6:
-            return False
-    return True
-
-
-def is_plain_call(module: nn.Module, query: Tensor, key: Tensor, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of a plain function has no argument that would make it another one."""
-    if kwargs.get("dropout") or query.dim() != 4:
-        return False
-    causal = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    if causal and 1 < query.shape[2] != key.shape[2]:
-        return False  # what a causal mask means then is the function's own affair
-    return all(v is None or v is False or k in _HARMLESS for k, v in kwargs.items())
-
-
-def scores_of(
-    module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, context: Tensor, kwargs: Any
-) -> Scores:
-    """What transformers' sdpa attention computes its weights from."""
-    scaling = kwargs.get("scaling")
-    if mask is not None:  # one row may stand for all queries
-        mask = mask.expand(-1, -1, query.shape[2], -1)
-    causal = kwargs.get("is_causal")
-    causal = getattr(module, "is_causal", True) if causal is None else causal
-    return Scores(
-        query.detach(),
-        key.detach(),
-        mask,
-        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        bool(causal) and mask is None and query.shape[2] > 1,
-        context.detach(),
-    )
+            last = torch.arange(queries.start, queries.start + rows, device=scores.device) + offset
+            later = torch.arange(self.shape[3], device=scores.device) > last.unsqueeze(1)
+            scores.masked_fill_(later, hidden)
+        return scores

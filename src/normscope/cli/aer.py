@@ -1,61 +1,64 @@
-"""`normscope aer`: links scored against a gold alignment."""
+"""`normscope aer`: score word alignments against gold links."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
-import typer
-
-from normscope.cli.options import Debug
+from normscope.cli.options import CommandArguments, CommonOptions, command, option, shared
+from normscope.cli.output import plain_console
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from normscope.alignment.aer import Score
 
-Lengths = tuple[list[int] | None, list[int] | None]  # words of each sentence, by side
+Lengths = tuple[list[int] | None, list[int] | None]  # words per sentence: source, target
+COLUMNS = {"aer": "AER", "precision": "precision", "recall": "recall", "f1": "F1"}
 
 
-def aer(
-    gold: Annotated[Path, typer.Option(metavar="FILE", help="Gold links, sure and possible.")],
-    hypothesis: Annotated[
-        list[Path],
-        typer.Option(metavar="FILE", help="Links to score. May be given several times."),
-    ],
-    source: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The source text: indices beyond it are errors."),
-    ] = None,
-    target: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The same for the target text.")
-    ] = None,
-    gold_format: Annotated[
-        str,
-        typer.Option(metavar="FORMAT", help="pharaoh, talp, jsonl, giza; auto goes by the name."),
-    ] = "auto",
-    hypothesis_format: Annotated[
-        str, typer.Option(metavar="FORMAT", help="The same for the links to score.")
-    ] = "auto",
-    resamples: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Bootstrap samples for the intervals.")
-    ] = 1000,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of the samples.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    debug: Debug = False,
-) -> None:
-    """Score links against a gold alignment.
+@dataclass(frozen=True, kw_only=True)
+class AerArguments(CommandArguments):
+    """The options of `normscope aer`."""
 
-    Precision, recall, alignment error rate and F1 over the whole corpus, with 95% intervals by
-    bootstrap over sentences, and the counts. A mistake in a file is told with its line.
+    gold: Path = option(help="Gold links, sure and possible.", metavar="FILE")
+    hypothesis: list[Path] = option(
+        help="Links to score. May be given several times.", metavar="FILE"
+    )
+    source: Path | None = option(
+        None, help="The source text, to detect links to missing words.", metavar="FILE"
+    )
+    target: Path | None = option(
+        None, help="The target text, to detect links to missing words.", metavar="FILE"
+    )
+    gold_format: str = option(
+        "auto",
+        help="Format of the gold links: pharaoh, talp, jsonl or giza; auto: as the file name says.",
+        metavar="FORMAT",
+    )
+    hypothesis_format: str = option(
+        "auto", help="Format of the links to score, likewise.", metavar="FORMAT"
+    )
+    resamples: int = option(1000, help="Bootstrap samples for the intervals.", metavar="N", min=0)
+    seed: int = option(0, help="Seed of the bootstrap samples.", metavar="N", min=0)
+    as_json: bool = shared(CommonOptions, "as_json")
+
+
+@command
+def aer(arguments: AerArguments) -> None:
+    """Score word alignments against gold links.
+
+    Prints precision, recall, alignment error rate and F1 over the whole corpus, with 95% intervals
+    by bootstrap over sentences, and the counts. An error in a file is reported with its line.
 
     \b
-    Files, one sentence pair a line:
-      .talp, .moses  1-1 2p3: from 1, - sure, p possible
+    Files, one sentence pair per line:
+      .talp, .moses  1-1 2p3: counted from 1, - sure, p possible
       .jsonl         {"links": [[0, 0, 0.9]], "possible": [[1, 2]]}: from 0
       .final         GIZA++'s A3.final
-      other names    0-0 1-2: Pharaoh, from 0
+      other names    0-0 1-2: Pharaoh, counted from 0
 
     \b
     Examples:
@@ -63,39 +66,41 @@ def aer(
       normscope aer --gold text.talp --hypothesis a.pharaoh --hypothesis b.jsonl \\
                     --source text.de --target text.en
     """  # noqa: D301
+    lengths = _word_counts(arguments.source), _word_counts(arguments.target)
+    formats = arguments.gold_format, arguments.hypothesis_format
+    bootstrap = {"resamples": arguments.resamples, "seed": arguments.seed}
+    scores = {
+        str(path): score_file(arguments.gold, path, lengths, formats, **bootstrap)
+        for path in arguments.hypothesis
+    }
+    if arguments.as_json:
+        print(json.dumps({name: _to_dict(score) for name, score in scores.items()}, indent=1))
+    else:
+        print_scores(scores, stream=sys.stdout)
+
+
+def _word_counts(path: Path | None) -> list[int] | None:
     from normscope.alignment.files import read_lines
     from normscope.alignment.words import split
 
-    ours, theirs = (
-        None if path is None else [len(split(line)) for line in read_lines(path)]
-        for path in (source, target)
-    )
-    forms = gold_format, hypothesis_format
-    scores = {
-        str(path): score_file(gold, path, (ours, theirs), forms, resamples=resamples, seed=seed)
-        for path in hypothesis
-    }
-    if as_json:
-        print(json.dumps({name: _plain(one) for name, one in scores.items()}, indent=1))
-    else:
-        print_scores(scores, stream=sys.stdout)
+    return None if path is None else [len(split(line)) for line in read_lines(path)]
 
 
 def score_file(
     gold: Path,
     path: Path,
     lengths: Lengths = (None, None),
-    forms: tuple[str, str] = ("auto", "auto"),
+    formats: tuple[str, str] = ("auto", "auto"),
     *,
     resamples: int = 1000,
     seed: int = 0,
 ) -> Score:
-    """The score of one file of links against another."""
+    """Score one file of links against a file of gold links."""
     from normscope.alignment.aer import score
     from normscope.alignment.files import read_links
 
-    truth = read_links(gold, forms[0], source=lengths[0], target=lengths[1])
-    links = read_links(path, forms[1], source=lengths[0], target=lengths[1])
+    truth = read_links(gold, formats[0], source=lengths[0], target=lengths[1])
+    links = read_links(path, formats[1], source=lengths[0], target=lengths[1])
     if len(links) != len(truth):
         raise InputError(
             f"{gold} has {len(truth)} lines and {path} has {len(links)}: they must be the same "
@@ -104,7 +109,7 @@ def score_file(
     return score(truth, links, resamples=resamples, seed=seed)
 
 
-def _plain(score: Score) -> dict[str, Any]:
+def _to_dict(score: Score) -> dict[str, Any]:
     from normscope.alignment.aer import MEASURES
 
     return {
@@ -115,23 +120,18 @@ def _plain(score: Score) -> dict[str, Any]:
     }
 
 
-def print_scores(scores: dict[str, Score], stream: Any) -> None:
-    """A table of the measures with their intervals, then the counts."""
-    from rich.console import Console
+def print_scores(scores: dict[str, Score], stream: TextIO) -> None:
+    """Print a table of the measures with their intervals, then the counts."""
     from rich.table import Table
 
-    from normscope.alignment.aer import MEASURES
-
     table = Table(box=None, pad_edge=False)
-    columns = ("", "AER", "precision", "recall", "F1")
-    for name in columns:
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
-    order = ("aer", "precision", "recall", "f1")
-    assert set(order) == set(MEASURES)
+    table.add_column("", no_wrap=True)
+    for title in COLUMNS.values():
+        table.add_column(title, justify="right", no_wrap=True)
     for name, score in scores.items():
-        table.add_row(name, *(_percent(score, measure) for measure in order))
-    width = 90 + max(len(name) for name in scores)  # names are not cut
-    Console(file=stream, highlight=False, markup=False, emoji=False, width=width).print(table)
+        table.add_row(name, *(_percent(score, measure) for measure in COLUMNS))
+    width = 90 + max(len(name) for name in scores)  # wide enough for any name
+    plain_console(file=stream, width=width).print(table)
     for name, score in scores.items():
         counts = score.counts
         print(

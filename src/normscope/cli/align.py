@@ -1,169 +1,163 @@
-"""`normscope align` and `translate-align`: which word translates which."""
+"""`normscope align` and `normscope translate-align`: word alignments of translations."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from normscope.cli.aer import print_scores, score_file
-from normscope.cli.options import Debug, Device, Dtype
+from normscope.cli.options import OUTPUT, CommandArguments, CommonOptions, command, option, shared
+from normscope.cli.output import note, quiet
+from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from normscope.alignment.api import Alignments
 
-Source = Annotated[
-    Path, typer.Option(metavar="FILE", help="The source text, UTF-8, one sentence a line.")
-]
-Model = Annotated[
-    str | None,
-    typer.Option(
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentArguments(CommandArguments):
+    """The options that `align` and `translate-align` share."""
+
+    source: Path = option(help="The source text, UTF-8, one sentence per line.", metavar="FILE")
+    model: str | None = option(
+        None,
+        help="An encoder-decoder model that translates from the source language: a folder, or "
+        "a name on the Hugging Face hub (owner/name). Default: the German-English model that "
+        "comes with normscope.",
         metavar="NAME",
-        help="An encoder-decoder model from the source's language: a folder, or a name on the "
-        "Hugging Face hub (owner/name). Without it, normscope's own German-English model.",
-    ),
-]
-Map = Annotated[
-    str,
-    typer.Option(
-        "--map",
+    )
+    map: str = option(
+        NORMS,
+        help=f"The map of the cross-attention to align by. {NORMS}: the norm ‖αf(x)‖. "
+        f"{WEIGHTS}: the weight α. Maps with residual, norm and feed-forward work as well; "
+        "normscope analyze --help lists them.",
         metavar="MAP",
-        help="What is read off the cross-attention. attn_n: the norm ‖αf(x)‖. attn_w: the weight "
-        "α. attn_res_ln_n, atb_ff, …: on through norm and feed-forward.",
-    ),
-]
-Layer = Annotated[
-    str,
-    typer.Option(metavar="auto|N", help="A decoder layer, from 0; auto chooses without gold."),
-]
-Head = Annotated[
-    str,
-    typer.Option(metavar="auto|sum|N", help="A head, from 0; sum takes all of a layer together."),
-]
-Reading = Annotated[
-    str,
-    typer.Option(
+    )
+    layer: str = option(
+        "auto", help="A decoder layer, counted from 0; auto: choose without gold.", metavar="auto|N"
+    )
+    head: str = option(
+        "auto",
+        help="A head, counted from 0; sum: all heads of a layer together.",
+        metavar="auto|sum|N",
+    )
+    reading: str = option(
+        "auto",
+        help="awi: align a target word at the decoding step where it is the input. awo: at the "
+        "step where it is the output.",
         metavar="auto|awi|awo",
-        help="awi: a target word's row is the step that reads it. awo: the step that writes it.",
-    ),
-]
-ReverseModel = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A model from the target's language back.")
-]
-Symmetrize = Annotated[
-    str | None,
-    typer.Option(
+    )
+    reverse_model: str | None = option(
+        None, help="A model that translates in the other direction.", metavar="NAME"
+    )
+    symmetrize: str | None = option(
+        None,
+        help="How to combine both directions: intersection, union, grow-diag, "
+        "grow-diag-final, grow-diag-final-and (the default with --reverse-model).",
         metavar="METHOD",
-        help="How both directions become one: intersection, union, grow-diag, grow-diag-final, "
-        "grow-diag-final-and (the default with --reverse-model).",
-    ),
-]
-Words = Annotated[
-    str,
-    typer.Option(
+    )
+    words: str = option(
+        "space",
+        help="How to split a line into words: at spaces, or by the Moses tokenizer (sacremoses).",
         metavar="space|moses",
-        help="What a word is: what spaces part, or what Moses' tokeniser says (sacremoses).",
-    ),
-]
-SourceLang = Annotated[
-    str | None,
-    typer.Option(metavar="CODE", help="The source's language code, for a multilingual model."),
-]
-TargetLang = Annotated[
-    str | None, typer.Option(metavar="CODE", help="The same for the target's language.")
-]
-Prefix = Annotated[
-    str,
-    typer.Option(metavar="TEXT", help="Put before each source sentence, as T5 models want it."),
-]
-Combine = Annotated[
-    int | None,
-    typer.Option(
+    )
+    source_lang: str | None = option(
+        None, help="Code of the source language, for a multilingual model.", metavar="CODE"
+    )
+    target_lang: str | None = option(
+        None, help="Code of the target language, for a multilingual model.", metavar="CODE"
+    )
+    prefix: str = option(
+        "", help="Text to put before each source sentence, as T5 models need it.", metavar="TEXT"
+    )
+    combine: int | None = option(
+        None,
+        help="Average the N best candidates. Default: three, or fewer if there are fewer than "
+        "thirty candidates.",
         metavar="N",
-        help="Average the N best candidates. Without it three, or fewer where there are fewer than "
-        "thirty to choose from.",
-    ),
-]
-Soft = Annotated[
-    bool, typer.Option("--soft", help="Keep the matrices too; the output must be .jsonl.")
-]
-SkipLong = Annotated[
-    bool,
-    typer.Option("--skip-long", help="Leave pairs beyond the model's limit without links."),
-]
-Budget = Annotated[
-    int | None,
-    typer.Option(
+    )
+    soft: bool = option(
+        False, help="Also write the soft alignment matrices; needs a .jsonl output."
+    )
+    skip_long: bool = option(
+        False, help="Write no links for pairs that are too long for the model."
+    )
+    budget: int | None = option(
+        None,
+        help="Tokens in one batch, which bounds the memory. Default: 4096 on a CPU and 32768 "
+        "on a GPU.",
+        metavar="N",
         min=1,
-        metavar="N",
-        help="Tokens that go through the model at once; they bound the memory. Without it, 4096 "
-        "on a CPU and 32768 on a GPU.",
-    ),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
+    )
+    device: str | None = shared(CommonOptions, "device")
+    dtype: str | None = shared(CommonOptions, "dtype")
+    output: Path | None = option(
+        None,
+        names=OUTPUT,
+        help="Write the links to FILE: .talp (counted from 1), .jsonl (with scores), any other "
+        "name in Pharaoh format (counted from 0). Default: Pharaoh on standard output.",
         metavar="FILE",
-        help="Where the links go: .talp (from 1), .jsonl (with scores), any other name Pharaoh "
-        "(from 0). Without it, Pharaoh on standard output.",
-    ),
-]
+    )
+
+    @property
+    def file(self) -> Path | None:
+        """The file to write the links to; None for standard output."""
+        return None if self.output == Path("-") else self.output
 
 
-def align(
-    source: Source,
-    target: Annotated[Path, typer.Option(metavar="FILE", help="Its translation, line by line.")],
-    model: Model = None,
-    gold: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Gold links (.talp, Pharaoh, .jsonl): AER is printed."),
-    ] = None,
-    map: Map = "attn_n",
-    layer: Layer = "auto",
-    head: Head = "auto",
-    reading: Reading = "auto",
-    reverse_model: ReverseModel = None,
-    symmetrize: Symmetrize = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            "--method",
-            metavar="METHOD",
-            help="attention, or a baseline: saliency, smoothgrad (gradients), eflomal (learns "
-            "from the two texts, without a model).",
-        ),
-    ] = "attention",
-    compare: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Another aligner's links (fast_align, GIZA++) to score beside; with --gold. May "
-            "be given several times.",
-        ),
-    ] = None,
-    words: Words = "space",
-    source_lang: SourceLang = None,
-    target_lang: TargetLang = None,
-    prefix: Prefix = "",
-    combine: Combine = None,
-    soft: Soft = False,
-    skip_long: SkipLong = False,
-    budget: Budget = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    output: Output = None,
-    debug: Debug = False,
-) -> None:
-    """Say which word translates which.
+@dataclass(frozen=True, kw_only=True)
+class AlignArguments(AlignmentArguments):
+    """The options of `normscope align`."""
 
-    The model is made to write the target while it reads the source, and its cross-attention says
-    where each word came from: by norm, which sees what weights hide. Layer, head and reading are
-    chosen on the two texts themselves, without gold data. An empty line has no links.
+    target: Path = option(help="The translation of the source, line by line.", metavar="FILE")
+    gold: Path | None = option(
+        None, help="Gold links (.talp, Pharaoh, .jsonl) to print scores against.", metavar="FILE"
+    )
+    method: str = option(
+        "attention",
+        help="attention, or a baseline: saliency or smoothgrad (gradients), eflomal (learns "
+        "from the two texts, without a model).",
+        metavar="METHOD",
+    )
+    compare: list[Path] | None = option(
+        None,
+        help="Links of another aligner (fast_align, GIZA++) to score as well; needs --gold. "
+        "May be given several times.",
+        metavar="FILE",
+    )
+
+    def for_python(self) -> dict[str, Any]:
+        """Return the keyword arguments of `normscope.align` but for the two texts."""
+        return self.keywords("source", "target", "compare", "output")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslateAlignArguments(AlignmentArguments):
+    """The options of `normscope translate-align`."""
+
+    beams: int | None = option(
+        None, help="Beams of the search. Default: the model's setting.", metavar="N", min=1
+    )
+    translation: Path | None = option(
+        None, help="Write the translation to FILE, one sentence per line.", metavar="FILE"
+    )
+
+    def for_python(self) -> dict[str, Any]:
+        """Return the keyword arguments of `normscope.translate_align` but for the text."""
+        return self.keywords("source", "translation", "output")
+
+
+@command
+def align(arguments: AlignArguments) -> None:
+    """Align the words of a text with those of its translation.
+
+    The model is fed the source and made to write the target; its cross-attention shows which source
+    words each target word came from, measured by norms, which show what weights hide. Layer, head
+    and reading are chosen on the two texts themselves, without gold data. Empty lines get no links.
 
     \b
     Examples:
@@ -174,181 +168,142 @@ def align(
       normscope align --model facebook/nllb-200-distilled-600M --source-lang deu_Latn \\
                       --target-lang eng_Latn --source text.de --target text.en
     """  # noqa: D301
-    from normscope.alignment import api
-    from normscope.cli.quiet import quiet as _quiet
+    import normscope
 
-    output = None if output == Path("-") else output  # the standard output, as in analyze
-    _check_output(output, soft)
-    if compare and gold is None:
-        raise InputError("--compare scores another aligner's links: give the --gold too")
-    texts, written = _texts(source, target)
-    with _quiet():
-        made = api.align(
-            texts, written, model,
-            map=map, layer=layer, head=head, reading=reading,
-            reverse_model=reverse_model, symmetrize=symmetrize, method=method,
-            gold=gold, soft=soft, words=words, source_lang=source_lang, target_lang=target_lang,
-            prefix=prefix, combine=combine, skip_long=skip_long, budget=budget,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-    _write(made, output)
-    _tell(made, output)
-    if made.score is not None and gold is not None:
-        lengths = [len(one.source or ()) for one in made], [len(one.target) for one in made]
-        scores = {"normscope": made.score}
-        for path in compare or ():
-            alike = [one for one in compare or () if one.name == path.name]
-            plain = len(alike) == 1 and path.name not in scores
-            scores[path.name if plain else str(path)] = score_file(gold, path, lengths)
-        print_scores(scores, stream=sys.stderr)
+    _check_output(arguments.file, arguments.soft)
+    if arguments.compare and arguments.gold is None:
+        raise InputError("--compare needs gold links to score against: give --gold too")
+    source, target = _read(arguments.source), _read(arguments.target)
+    if len(source) != len(target):
+        raise InputError(
+            f"{arguments.source} has {len(source)} lines and {arguments.target} has "
+            f"{len(target)}: each line must be the translation of the same line of the other file"
+        )
+    with quiet():
+        alignments = normscope.align(source, target, **arguments.for_python())
+    _write_links(alignments, arguments.file)
+    _print_report(alignments, arguments.file)
+    _print_scores(alignments, arguments)
 
 
-def translate_align(
-    source: Source,
-    model: Model = None,
-    map: Map = "attn_n",
-    layer: Layer = "auto",
-    head: Head = "auto",
-    reading: Reading = "auto",
-    reverse_model: ReverseModel = None,
-    symmetrize: Symmetrize = None,
-    beams: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Beams of the search; without it, as the model."),
-    ] = None,
-    words: Words = "space",
-    source_lang: SourceLang = None,
-    target_lang: TargetLang = None,
-    prefix: Prefix = "",
-    combine: Combine = None,
-    soft: Soft = False,
-    skip_long: SkipLong = False,
-    budget: Budget = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    translation: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Where the translation goes, one sentence a line."),
-    ] = None,
-    output: Output = None,
-    debug: Debug = False,
-) -> None:
-    """Translate, and say which word was translated as which.
+@command
+def translate_align(arguments: TranslateAlignArguments) -> None:
+    """Translate a text and align the words.
 
     The links are between the words of the source and those of the model's own translation, which
-    --translation keeps; a .jsonl output holds both texts.
+    --translation writes to a file; a .jsonl output contains both texts.
 
     \b
     Examples:
       normscope translate-align --source text.de --translation text.en --output links.pharaoh
       normscope translate-align --source text.de --output links.jsonl
     """  # noqa: D301
-    from normscope.alignment import api
-    from normscope.alignment.files import read_lines
-    from normscope.cli.quiet import quiet as _quiet
+    import normscope
     from normscope.results.files import whole_file
 
-    output = None if output == Path("-") else output  # the standard output, as in analyze
-    _check_output(output, soft)
-    texts = read_lines(source)
-    if not texts:
-        raise InputError(f"{source} has no lines")
-    with _quiet():
-        made = api.translate_align(
-            texts, model,
-            map=map, layer=layer, head=head, reading=reading,
-            reverse_model=reverse_model, symmetrize=symmetrize, beams=beams,
-            soft=soft, words=words, source_lang=source_lang, target_lang=target_lang,
-            prefix=prefix, combine=combine, skip_long=skip_long, budget=budget,
-            device=device, dtype=dtype,
-        )  # fmt: skip
-    if translation is not None:
-        with whole_file(str(translation)) as file:
-            for one in made:
-                file.write((" ".join(one.target) + "\n").encode())
-    if output is None and translation is None:
-        for one in made:
-            print(" ".join(one.target), _pharaoh(one.links), sep="\t")
+    _check_output(arguments.file, arguments.soft)
+    source = _read(arguments.source)
+    with quiet():
+        alignments = normscope.translate_align(source, **arguments.for_python())
+    sentences = [" ".join(pair.target) for pair in alignments]
+    if arguments.translation is not None:
+        with whole_file(str(arguments.translation)) as file:
+            file.writelines(f"{sentence}\n".encode() for sentence in sentences)
+    if arguments.file is None and arguments.translation is None:
+        for sentence, links in zip(sentences, alignments.links, strict=True):
+            print(sentence, _pharaoh(links), sep="\t")
     else:
-        _write(made, output)
-    _tell(made, output)
+        _write_links(alignments, arguments.file)
+    _print_report(alignments, arguments.file)
 
 
-# ---- reading and writing
-
-
-def _texts(source: Path, target: Path) -> tuple[list[str], list[str]]:
+def _read(path: Path) -> list[str]:
     from normscope.alignment.files import read_lines
 
-    texts, written = read_lines(source), read_lines(target)
-    if len(texts) != len(written):
-        raise InputError(
-            f"{source} has {len(texts)} lines and {target} has {len(written)}: line n of the one "
-            "must translate line n of the other"
-        )
-    if not texts:
-        raise InputError(f"{source} has no lines")
-    return texts, written
+    lines = read_lines(path)
+    if not lines:
+        raise InputError(f"{path} has no lines")
+    return lines
 
 
 def _check_output(output: Path | None, soft: bool) -> None:
-    """Before any work: a name that can be written, and one that can hold what is asked for."""
+    """Raise InputError, before any work, for a file that cannot be written or hold the matrices."""
     from normscope.alignment.files import format_of
     from normscope.results.files import check_file
 
     if output is not None:
         check_file(output, (output.suffix.lower(),))
         if format_of(output) == "giza":
-            raise InputError(f"{output}: GIZA++'s format is read, not written")
+            raise InputError(
+                f"{output}: normscope reads GIZA++'s format but does not write it; choose another "
+                "ending, such as .pharaoh"
+            )
     if soft and (output is None or format_of(output) != "jsonl"):
         raise InputError("--soft needs an --output that ends in .jsonl, which can hold matrices")
 
 
-def _write(made: Alignments, output: Path | None) -> None:
+def _write_links(alignments: Alignments, output: Path | None) -> None:
     from normscope.alignment.files import write_links
 
     if output is None:
-        for one in made:
-            print(_pharaoh(one.links))
+        for links in alignments.links:
+            print(_pharaoh(links))
         return
     fields: list[dict[str, Any]] = []
-    for one in made:
-        told: dict[str, Any] = {"source": one.source, "target": one.target}
-        if one.soft is not None:
-            told["soft"] = one.soft.tolist()
-        fields.append(told)
-    write_links(output, made.links, fields=fields)
+    for pair in alignments:
+        extra: dict[str, Any] = {"source": pair.source, "target": pair.target}
+        if pair.soft is not None:
+            extra["soft"] = pair.soft.tolist()
+        fields.append(extra)
+    write_links(output, alignments.links, fields=fields)
 
 
-def _pharaoh(links: Any) -> str:
-    return " ".join(f"{s}-{t}" for s, t in links)
+def _pharaoh(links: Iterable[tuple[int, int]]) -> str:
+    return " ".join(f"{source}-{target}" for source, target in links)
 
 
-def _tell(made: Alignments, output: Path | None) -> None:
-    """What was chosen, what was left out, and the signature, on standard error."""
+def _print_report(alignments: Alignments, output: Path | None) -> None:
+    """Print to standard error what was chosen, what has no links, and the signature."""
     from normscope.alignment.aligner import FEW
 
-    err = sys.stderr
-    chosen = [("took", made.choices), ("took back", made.reverse_choices)]
-    for what, choices in chosen:
+    for label, choices in (
+        ("chosen", alignments.choices),
+        ("chosen for the reverse direction", alignments.reverse_choices),
+    ):
         if choices:
-            print(f"{what}: {'; '.join(str(choice) for choice in choices)}", file=err)
-    if made.ranking and len(made) < FEW:
-        print(
-            f"chosen from {len(made)} pairs only, which is a guess: give more text, or --layer, "
-            "--head and --reading",
-            file=err,
+            print(f"{label}: {'; '.join(str(choice) for choice in choices)}", file=sys.stderr)
+    if alignments.ranking and len(alignments) < FEW:
+        note(
+            f"the choice is unreliable because it is based on {len(alignments)} pairs; give more "
+            "text, or --layer, --head and --reading"
         )
-    empty = sum(one.skipped == "empty" for one in made)
-    long = sum(one.skipped == "too long" for one in made)
-    dropped = sum(len(side) for one in made for side in one.dropped)
-    for count, thing, what in (
+    empty = sum(pair.skipped == "empty" for pair in alignments)
+    long = sum(pair.skipped == "too long" for pair in alignments)
+    dropped = sum(len(words) for pair in alignments for words in pair.dropped)
+    for count, noun, reason in (
         (empty, "pair", "with an empty side: no links"),
         (long, "pair", "too long for the model: no links"),
         (dropped, "word", "dropped by the tokenizer: no links"),
     ):
         if count:
-            print(f"normscope: {count} {thing}{'s' * (count > 1)} {what}", file=err)
+            note(f"{count} {noun}{'s' * (count > 1)} {reason}")
     if output is not None:
-        print(f"wrote {output}", file=err)
-    print(made.signature, file=err)
+        print(f"wrote {output}", file=sys.stderr)
+    print(alignments.signature, file=sys.stderr)
+
+
+def _print_scores(alignments: Alignments, arguments: AlignArguments) -> None:
+    """Print the scores of these links and of the files to compare them with."""
+    if alignments.score is None or arguments.gold is None:
+        return
+    lengths = (
+        [len(pair.source or ()) for pair in alignments],
+        [len(pair.target) for pair in alignments],
+    )
+    scores = {"normscope": alignments.score}
+    paths = arguments.compare or []
+    names = [path.name for path in paths]
+    for path in paths:
+        unique = names.count(path.name) == 1 and path.name not in scores
+        scores[path.name if unique else str(path)] = score_file(arguments.gold, path, lengths)
+    print_scores(scores, stream=sys.stderr)

@@ -5,121 +5,99 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from normscope.cli import picture
-from normscope.cli.options import Debug, Device, Dtype, Model, Revision
-from normscope.cli.quiet import quiet
-from normscope.decomposition.attention import MAPS
+from normscope.cli.options import (
+    OUTPUT,
+    CommandArguments,
+    CommonOptions,
+    command,
+    option,
+    shared,
+    split_commas,
+)
+from normscope.cli.output import PICTURES, is_picture, note, quiet, save_figure
+from normscope.decomposition.scopes import HEAD_MAPS, NORMS, WEIGHTS
+from normscope.engine.options import AnalysisOptions
 from normscope.errors import InputError
-from normscope.measures.analysis import analyze as run_analysis
-from normscope.measures.analysis import check_maps
-from normscope.results import files as export
-from normscope.show import terminal as report
+
+if TYPE_CHECKING:
+    from normscope.results.contributions import Contributions
+
+MAPS_IN_A_ROW = 3  # a picture of more maps has several rows
 
 
-def analyze(
-    text: Annotated[
-        str, typer.Option("--text", metavar="TEXT", help="The text that the model reads.")
-    ],
-    model: Model = None,
-    text_pair: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="A second text, for models that read two at once."),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEXT", help="The text that the decoder of an encoder-decoder model writes."
-        ),
-    ] = None,
-    maps: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MAP[,MAP]",
-            help="attn_w: the attention weight α. attn_n: the norm ‖αf(x)‖ of what is added. "
-            "attn_res_w, attn_res_n, attn_res_ln_n: with residual and norm. atb, atb_ln, atb_ff, "
-            "atb_ff_res, atb_ff_res_ln, atb_ln_ff, atb_ln_ff_res: on through the feed-forward, "
-            "as far as the model's layout has them. Without it, attn_w,attn_n.",
-        ),
-    ] = None,
-    heads: Annotated[
-        str | None,
-        typer.Option(
-            metavar="sum|each",
-            help="sum: one map a layer (mean of α, norm of the summed vectors). each: one a head. "
-            "Without it, sum.",
-        ),
-    ] = None,
-    ff_bias: Annotated[
-        str,
-        typer.Option(
-            metavar="path|fixed",
-            help="Whether the feed-forward's bias takes its share of the activation or keeps g(b).",
-        ),
-    ] = "path",
-    memory: Annotated[
-        str,
-        typer.Option(metavar="SIZE", help="For the largest arrays of a feed-forward map."),
-    ] = "2GB",
-    layer: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="N", help="Keep this layer only, counted from 0. May be given several times."
-        ),
-    ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    revision: Revision = None,
-    attention: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|eager|fused",
-            help="eager: the model's own eager attention. fused: its sdpa attention, weights made "
-            "a block at a time. auto: fused for long texts.",
-        ),
-    ] = "auto",
-    reduce: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[,NAME]",
-            help="Keep no map, only: mixing_ratio, row_sum, argmax, top16 (or any number), "
-            "category. Written as JSON.",
-        ),
-    ] = None,
-    category: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=TOKEN",
-            help="A token whose contributions are added up under NAME. May be given several times.",
-        ),
-    ] = None,
-    truncate: Annotated[
-        bool,
-        typer.Option("--truncate", help="Cut a text that is too long for the model."),
-    ] = False,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the maps to FILE: .json, .csv, .safetensors; .html for an interactive "
-            "page; .png, .svg or .pdf for a picture. - writes JSON to standard output. Without "
-            "it, a table is printed.",
-        ),
-    ] = None,
-    debug: Debug = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class AnalyzeArguments(CommandArguments):
+    """The options of `normscope analyze`."""
+
+    text: str = option(help="The text that the model reads.", metavar="TEXT")
+    model: str | None = shared(CommonOptions, "model")
+    text_pair: str | None = option(
+        None, help="A second text, for models that read pairs.", metavar="TEXT"
+    )
+    target: str | None = option(
+        None, help="The text that the decoder of an encoder-decoder model writes.", metavar="TEXT"
+    )
+    maps: str | None = shared(AnalysisOptions, "maps", default=None)
+    heads: str | None = shared(AnalysisOptions, "heads", default=None)
+    ff_bias: str = shared(AnalysisOptions, "ff_bias")
+    memory: str = shared(AnalysisOptions, "memory")
+    layer: list[int] | None = option(
+        None, help="Keep only this layer, counted from 0. May be given several times.", metavar="N"
+    )
+    device: str | None = shared(CommonOptions, "device")
+    dtype: str | None = shared(CommonOptions, "dtype")
+    revision: str | None = shared(CommonOptions, "revision")
+    attention: str = shared(AnalysisOptions, "attention")
+    reduce: str | None = shared(AnalysisOptions, "reduce", default=None)
+    category: list[str] | None = option(
+        None,
+        help="Add up the contributions of TOKEN under NAME. May be given several times.",
+        metavar="NAME=TOKEN",
+    )
+    truncate: bool = option(False, help="Cut a text that is too long for the model.")
+    output: str | None = option(
+        None,
+        names=OUTPUT,
+        help="Write the maps to FILE: .json, .csv or .safetensors; .html for an interactive "
+        "page; .png, .svg or .pdf for a picture. - writes JSON to standard output. Default: "
+        "print a table.",
+        metavar="FILE",
+    )
+
+    def for_python(self) -> dict[str, Any]:
+        """Return the keyword arguments of `normscope.analyze`."""
+        return self.keywords(
+            *("layer", "category", "output"),
+            maps=list(HEAD_MAPS) if self.maps is None else split_commas(self.maps),
+            heads="sum" if self.heads is None else self.heads,
+            reduce=[] if self.reduce is None else split_commas(self.reduce),
+            categories=_categories(self.category or ()),
+        )
+
+    @property
+    def layers(self) -> list[int]:
+        """The layers to keep, each once; empty for all."""
+        return list(dict.fromkeys(self.layer or ()))
+
+    @property
+    def rich_page(self) -> bool:
+        """Whether to write a page of every head and the attention block: no maps were chosen."""
+        chosen = self.maps, self.heads, self.reduce
+        return Path(self.output or "").suffix.lower() == ".html" and chosen == (None, None, None)
+
+
+@command
+def analyze(arguments: AnalyzeArguments) -> None:
     """Show which tokens contribute most, by weight and by norm.
 
-    Every row of the table is a layer: which token gets most attention weight α, which one
+    Each row of the table is a layer: which token gets most attention weight α, which token
     contributes most by the norm ‖αf(x)‖ of the vector that is really added, and how much the two
-    pictures differ. All numbers are checked against the model's own output; the error is printed
-    with them, and with the signature another person can get the same numbers.
+    differ. All numbers are checked against the model's own output. The error is printed with them,
+    and a signature with which others can reproduce the numbers.
 
     \b
     Examples:
@@ -141,114 +119,141 @@ def analyze(
       .csv          part,map,layer,head,query,query_token,key,key_token,value
       .safetensors  everything, bit for bit: normscope.load(FILE) in Python
       .html         an interactive page. Without --maps and --heads: weights and
-                    norms of every head, and all maps to the attention block's end
+                    norms of each head, and all maps of the attention block
       .png          the maps side by side, in the layer where weights and norms
-                    differ most, or in that of --layer; .svg and .pdf as well
+                    differ most, or in that of --layer; also .svg and .pdf
 
     \b
     Exit status:
-      0 done, 1 unexpected error, 2 mistake in what was given, 130 interrupted
+      0 success, 1 unexpected error, 2 usage error, 130 interrupted
     """  # noqa: D301
-    # A page without a choice of maps shows the way from weights to norms to the whole block.
-    rich = _is_page(output) and maps is None and heads is None and reduce is None
-    heads = "sum" if heads is None else heads
-    names = list(MAPS) if maps is None else [name.strip() for name in maps.split(",")]
-    reductions = [name.strip() for name in reduce.split(",")] if reduce is not None else []
-    categories = _categories(category or [])
-    if ("category" in reductions) != bool(categories):
-        raise InputError("--reduce category and --category NAME=TOKEN go together: give both")
-    check_maps(  # this and the next checks before the model is loaded
-        names, heads, ff_bias, memory,
-        attention=attention, reduce=reductions, categories=categories,
-    )  # fmt: skip
-    if reductions and layer:
-        raise InputError("--layer chooses among maps, and --reduce keeps none: leave one out")
-    if reductions and output is not None and output != export.STDOUT:
-        export.check_file(output, (".json",), also=", or be - for standard output")
-    layers = list(dict.fromkeys(layer or ()))
-    if any(at < 0 for at in layers):
+    import normscope
+
+    keywords = arguments.for_python()
+    _check(arguments, keywords)
+    if arguments.rich_page:
+        _write_page(arguments)
+        return
+    with quiet():
+        result = normscope.analyze(**keywords)
+    if arguments.reduce is not None:
+        _write_reductions(result, arguments.output)
+    else:
+        _write_maps(_keep_layers(result, arguments.layers), arguments.output)
+
+
+def _check(arguments: AnalyzeArguments, keywords: dict[str, Any]) -> None:
+    """Raise InputError for arguments that cannot be used, before the model is loaded."""
+    from normscope.results import files
+
+    output, reductions, layers = arguments.output, keywords["reduce"], arguments.layers
+    if ("category" in reductions) != bool(keywords["categories"]):
+        raise InputError("--reduce category and --category NAME=TOKEN need each other: give both")
+    settings = ("maps", "heads", "ff_bias", "memory", "attention", "reduce", "categories")
+    AnalysisOptions(**{name: keywords[name] for name in settings}).checked()
+    if reductions and layers:
+        raise InputError("--layer selects maps, and --reduce keeps none: leave one of them out")
+    if layers and min(layers) < 0:
         raise InputError(f"layers are counted from 0; there is no layer {min(layers)}")
     if output is not None and not reductions:
-        export.check_output(output, picture.SUFFIXES)
-    if picture.is_picture(output) and heads != "sum":
-        raise InputError("a picture shows the heads together: leave out --heads, or write .html")
-    if rich:
-        assert output is not None
-        return _write_page(
-            output, layers, model,
-            text=text, text_pair=text_pair, target=target, attention=attention,
-            truncate=truncate, device=device, dtype=dtype, revision=revision,
-        )  # fmt: skip
-    with quiet():
-        result = run_analysis(
-            model,
-            text=text,
-            text_pair=text_pair,
-            target=target,
-            maps=names,
-            heads=heads,
-            ff_bias=ff_bias,
-            memory=memory,
-            attention=attention,
-            reduce=reductions,
-            categories=categories,
-            truncate=truncate,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-        )
-    if reductions:
-        data = (json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n").encode()
-        return _write_json(data, output)
-    if layers:
-        before, result = list(result.parts), export.keep_layers(result, layers)
-        for name in [name for name in before if name not in result.parts]:
-            print(f"normscope: {name} has none of these layers and is left out", file=sys.stderr)
+        files.check_output(output, PICTURES)
+    elif output not in (None, files.STDOUT):
+        files.check_file(output, (".json",), also=", or be - for standard output")
+    if is_picture(output) and keywords["heads"] != "sum":
+        raise InputError("a picture shows the sum over heads: leave out --heads, or write .html")
+
+
+def _categories(entries: Iterable[str]) -> dict[str, list[str]]:
+    """Parse NAME=TOKEN options into the tokens of each category."""
+    tokens: dict[str, list[str]] = {}
+    for entry in entries:
+        name, _, token = entry.partition("=")
+        if not name or not token:
+            raise InputError(f"--category must be NAME=TOKEN, as in stop=[SEP], not {entry!r}")
+        tokens.setdefault(name, []).append(token)
+    return tokens
+
+
+def _keep_layers(result: Contributions, layers: list[int]) -> Contributions:
+    """Drop all other layers, and print which parts of the model had none of these."""
+    from normscope.results.files import keep_layers
+
+    if not layers:
+        return result
+    kept = keep_layers(result, layers)
+    for name in result.parts:
+        if name not in kept.parts:
+            note(f"{name} has none of these layers and is left out")
+    return kept
+
+
+def _write_maps(result: Contributions, output: str | None) -> None:
+    """Print the table, or write the maps to a file of any kind."""
+    from normscope.results import files
+
     if output is None:
         from rich.console import Console
 
-        report.show(result, Console())
+        from normscope.show.terminal import show
+
+        show(result, Console())
         return
-    if picture.is_picture(output):
-        print(f"normscope: drawn is layer {picture.draw(result, output)}", file=sys.stderr)
+    if is_picture(output):
+        note(f"the picture shows layer {_draw(result, output)}")
     else:
-        export.write(result, output)
-    if output != export.STDOUT:
+        files.write(result, output)
+    if output != files.STDOUT:
         print(f"wrote {output}\n{result.signature}", file=sys.stderr)
 
 
-def _is_page(output: str | None) -> bool:
-    return output is not None and Path(output).suffix.lower() == ".html"
+def _draw(result: Contributions, output: str) -> int:
+    """Draw the maps of the layer where weights and norms differ most; return the layer.
+
+    Without both weights and norms it is the last layer. An encoder-decoder model's picture is that
+    of its cross-attention.
+    """
+    from normscope.show.plots import compare, scopes
+    from normscope.show.terminal import difference, row_shares
+
+    parts = result.parts
+    part = parts.get("cross", next(reversed(parts.values()))) if parts else result
+    layers = part[next(iter(part))].labels["layer"]
+    position = -1
+    if WEIGHTS in part and NORMS in part:
+        differences = difference(row_shares(part[WEIGHTS]), row_shares(part[NORMS]))
+        position = int(differences.argmax())
+    side_by_side = compare if len(part) <= MAPS_IN_A_ROW else scopes
+    axes = side_by_side(part, layers[position], list(part))
+    save_figure(axes[0].figure, output, dpi=150)
+    return int(layers[position])
 
 
-def _write_page(output: str, layers: list[int], model: str | None, **asked: Any) -> None:
-    from normscope.show import page as viewer
+def _write_page(arguments: AnalyzeArguments) -> None:
+    """Write the page that shows weights and norms of each head, and the attention block."""
+    from normscope.results.files import keep_layers
+    from normscope.show import page
 
+    output = arguments.output
+    assert output is not None
+    names = ("text", "text_pair", "target", "attention", "truncate", "device", "dtype", "revision")
     with quiet():
-        results = viewer.gather(model, **asked)
-    if layers:
-        results = [export.keep_layers(one, layers) for one in results]
-    viewer.write(results, output)
+        results = page.gather(arguments.model, **{name: getattr(arguments, name) for name in names})
+    if arguments.layers:
+        results = [keep_layers(result, arguments.layers) for result in results]
+    page.write(results, output)
     if len(results) == 1:
-        print("normscope: the page has no single heads: the text is too long", file=sys.stderr)
+        note("the text is too long for a page with single heads; the page shows their sum")
     print(f"wrote {output}\n{results[-1].signature}", file=sys.stderr)
 
 
-def _categories(given: Iterable[str]) -> dict[str, list[str]]:
-    """Tokens by category from NAME=TOKEN."""
-    found: dict[str, list[str]] = {}
-    for one in given:
-        name, equals, token = one.partition("=")
-        if not name or not equals or not token:
-            raise InputError(f"--category is NAME=TOKEN, as in stop=[SEP], but was given {one!r}")
-        found.setdefault(name, []).append(token)
-    return found
+def _write_reductions(result: Contributions, output: str | None) -> None:
+    """Write the reductions as JSON to a file or to standard output."""
+    from normscope.results import files
 
-
-def _write_json(data: bytes, output: str | None) -> None:
-    if output is None or output == export.STDOUT:
+    data = (json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    if output is None or output == files.STDOUT:
         sys.stdout.buffer.write(data)
         return
-    with export.whole_file(output) as file:
+    with files.whole_file(output) as file:
         file.write(data)
     print(f"wrote {output}", file=sys.stderr)

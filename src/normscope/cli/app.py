@@ -1,4 +1,4 @@
-"""The command line: what is common to all commands, and two small ones, `demo` and `version`."""
+"""The command line: its commands, its exit statuses and how it reports errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import io
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,51 +16,54 @@ from normscope.cli.align import align, translate_align
 from normscope.cli.analyze import analyze
 from normscope.cli.bench import bench
 from normscope.cli.corpus import corpus
+from normscope.cli.demo import demo
 from normscope.cli.families import families
 from normscope.cli.options import Debug
-from normscope.cli.quiet import quiet
 from normscope.cli.reproduce import reproduce
 from normscope.cli.serve import serve
 from normscope.cli.view import view
 from normscope.errors import NormscopeError
 
-INTERRUPTED = 130  # the status that Ctrl-C gives, to typer too
+FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
 
 class _Commands(TyperGroup):
-    """Errors as one line on standard error: status 2 for a user's mistake, 1 for anything else."""
+    """A group of commands that reports every error as one line on standard error.
+
+    The exit status is 2 for an error that the user can correct, 130 for Ctrl-C and 1 for anything
+    else.
+    """
 
     debug = False
 
     def main(self, args: Any = None, *more: Any, **options: Any) -> Any:
-        """Parse, run, and leave with a status."""
-        given = list(sys.argv[1:] if args is None else args) or ["--help"]
-        self.debug = "--debug" in given
+        """Parse the command line, run the command and exit with its status."""
+        words = list(sys.argv[1:] if args is None else args) or ["--help"]
+        self.debug = "--debug" in words
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                # A terminal that cannot show α shows an escape, and the rest of the table.
+                # A terminal that cannot show α shows its escape sequence instead of failing.
                 stream.reconfigure(errors="backslashreplace")
-        options["standalone_mode"] = False  # exceptions come here, and Exit as its status
+        options["standalone_mode"] = False  # raise exceptions, and return the status of Exit
         try:
-            status = super().main(given, *more, **options) or 0
+            status = super().main(words, *more, **options) or 0
             sys.stdout.flush()
         except NormscopeError as error:
-            status = self._fail(str(error), 2)
-        except BrokenPipeError:  # who read the output has left; nobody is there to be told
+            status = self._fail(str(error), USAGE_ERROR)
+        except BrokenPipeError:  # the reader closed the pipe, as `head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            status = 1
+            status = FAILED
         except (KeyboardInterrupt, typer.Abort):
             status = INTERRUPTED
         except Exception as error:
-            # typer's errors are click's, which newer versions of typer keep inside themselves.
+            # Newer versions of typer bundle click, so click's exceptions cannot be imported.
             if hasattr(error, "format_message"):
-                self.debug = False  # where in typer it was noticed helps nobody
-                status = self._fail(_usage(error), 2)
+                self.debug = False  # a traceback through typer would not help
+                status = self._fail(_usage(error), USAGE_ERROR)
             else:
-                what = f"unexpected {type(error).__name__}: {error}"
-                hint = "" if self.debug else "; the same command with --debug shows where"
-                status = self._fail(what + hint, 1)
-        if status == INTERRUPTED:
+                hint = "" if self.debug else "; run the command with --debug for the traceback"
+                status = self._fail(f"unexpected {type(error).__name__}: {error}{hint}", FAILED)
+        if status == INTERRUPTED:  # typer returns it instead of raising KeyboardInterrupt
             self._fail("interrupted", status)
         sys.stderr.flush()
         sys.exit(status)
@@ -74,10 +76,11 @@ class _Commands(TyperGroup):
 
 
 def _usage(error: Any) -> str:
-    """`Missing option '--text'; see normscope analyze --help`."""
+    """Format a usage error: `Missing option '--text'; see normscope analyze --help`."""
     command = getattr(getattr(error, "ctx", None), "command_path", "normscope")
-    told = error.format_message().replace(" (env var: 'None')", "")  # older typer with newer click
-    return f"{told.rstrip('.')}; see {command} --help"
+    # typer 0.22 with click 8.2 appends this to a missing option.
+    message = error.format_message().replace(" (env var: 'None')", "")
+    return f"{message.rstrip('.')}; see {command} --help"
 
 
 def _print_version(wanted: bool) -> bool:
@@ -89,10 +92,9 @@ def _print_version(wanted: bool) -> bool:
     return wanted
 
 
-# Plain help: with rich's markup, the [CLS] of a help text would be taken for a style.
 app = typer.Typer(
     cls=_Commands,
-    rich_markup_mode=None,
+    rich_markup_mode=None,  # rich would take the [CLS] of a help text for markup
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -103,14 +105,14 @@ def root(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version and leave."
+            "--version", is_eager=True, callback=_print_version, help="Print the version and exit."
         ),
     ] = False,
     debug: Debug = False,
 ) -> None:
     """See what really moves inside a Transformer.
 
-    An attention head outputs a sum of vectors α·f(x). The weight α alone does not say how much a
+    An attention head outputs a sum of vectors α·f(x). The weight α alone does not show how much a
     token contributes: f(x) may be short or long. normscope measures the vectors themselves,
     exactly, in any transformers model, and shows where the weights mislead.
 
@@ -126,36 +128,8 @@ def root(
     """  # noqa: D301
 
 
-def demo(
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Where the picture goes: .png, .pdf or .svg. Without it, normscope-demo.png.",
-        ),
-    ] = None,
-    debug: Debug = False,
-) -> None:
-    """Show on a real model what attention weights hide.
-
-    Reads two sentences with the default model and prints, for each layer, how much of the weight
-    and how much of the norm [CLS], [SEP], punctuation and all other tokens get; then draws both
-    maps of the layer where they differ most, side by side.
-
-    \b
-    Example:
-      normscope demo --output picture.png
-    """  # noqa: D301
-    from normscope.cli.demonstration import demo as run_demo
-
-    with quiet():
-        run_demo(output)
-
-
 def version(debug: Debug = False) -> None:
-    """Print the versions that numbers may depend on."""
+    """Print the versions that results depend on."""
     import platform
     from importlib.metadata import version as installed
 
@@ -165,19 +139,19 @@ def version(debug: Debug = False) -> None:
 
     print(f"normscope {__version__}")
     print(f"torch {torch.__version__}")
-    # Asked of the installed files: importing it takes seconds.
-    print(f"transformers {installed('transformers')}")
+    print(f"transformers {installed('transformers')}")  # without importing it, which takes seconds
     print(f"python {platform.python_version()}")
 
 
-# In the order in which help shows them.
-for command in (
+# In the order of the help. These modules import only what is light; a command imports torch when
+# it runs, so that help, usage errors and completion are fast.
+for _command in (
     *(analyze, demo, families, bench, version, corpus),
     *(reproduce, align, translate_align, aer, serve, view),
 ):
-    app.command()(command)
+    app.command()(_command)
 
 
 def main() -> None:
-    """The command `normscope`."""
+    """Run the command `normscope`."""
     app(prog_name="normscope")

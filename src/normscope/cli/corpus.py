@@ -5,165 +5,164 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from normscope.cli.options import Debug, Device, Dtype, Model, Revision
+from normscope.cli.options import (
+    OUTPUT,
+    CommandArguments,
+    CommonOptions,
+    argument,
+    command,
+    option,
+    parse_sample,
+    shared,
+)
+from normscope.cli.output import hint_on_interrupt, note, plain_console, quiet
 from normscope.errors import InputError
 
-DEFAULT = "dispersion,categories,frequency,mixing,preserve_mix"
+if TYPE_CHECKING:
+    from normscope.corpus.output import CorpusResult
+
+DEFAULT_STATISTICS = "dispersion,categories,frequency,mixing,preserve_mix"
 
 
-def corpus(
-    more: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FILE", help="More files: --data *.txt is understood."),
-    ] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Files of sequences. By the name: .txt one sequence "
-            "a line; .jsonl with text (and text_pair); .tsv pairs; .parquet with the columns "
-            "text (and text_pair); .pkl Clark et al.'s tokens.",
-        ),
-    ] = None,
-    model: Model = None,
-    statistics: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME[,NAME]",
-            help="dispersion, categories, alpha_vs_norm, frequency, mixing, preserve_mix, change, "
-            "amplification; or all.",
-        ),
-    ] = DEFAULT,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="A folder for tables, figures, report and checkpoints. An interrupted run is "
-            "continued there. Without it, the tables are printed and nothing is kept.",
-        ),
-    ] = None,
-    file_format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="text, jsonl, tsv, parquet, clark. Without it, by the names of the files.",
-        ),
-    ] = None,
-    text_field: Annotated[
-        str, typer.Option(metavar="NAME", help="The JSON field or Parquet column with the text.")
-    ] = "text",
-    pair_field: Annotated[
-        str, typer.Option(metavar="NAME", help="The one with a second text, if there is one.")
-    ] = "text_pair",
-    bad_rows: Annotated[
-        str,
-        typer.Option(
-            metavar="skip|error",
-            help="Rows that are empty, no UTF-8, broken JSON and so on: skip, count and report "
-            "them, or stop at the first.",
-        ),
-    ] = "skip",
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the first N rows.")
-    ] = None,
-    sample: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE|N",
-            help="Of these a share (0.01) or a number (1000) of rows, chosen by a hash of the "
-            "row's number and the seed.",
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of the sample, of masking and of the bootstrap.")
-    ] = 0,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Cut longer sequences to N tokens. Without it, to what the model takes.",
-        ),
-    ] = None,
-    batch_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Tokens that go through the model at once.")
-    ] = 4096,
-    masking: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=0.99, metavar="SHARE", help="Tokens masked for the mixing ratios."
-        ),
-    ] = 0.12,
-    category: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=TOKENS",
-            help="A category of tokens of your own, in place of the usual ones: NAME=TOKEN,TOKEN, "
-            "as the tokenizer writes them, or NAME=/REGEX/, which a whole token matches. May be "
-            "given several times; the first that names a token has it.",
-        ),
-    ] = None,
-    ranks: Annotated[
-        str,
-        typer.Option(
-            metavar="ids|corpus|FILE",
-            help="Frequency ranks: the tokenizer's ids, counted in the corpus, or a file of lines "
-            "`rank count token_id`.",
-        ),
-    ] = "ids",
-    replicates: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Of the bootstrap; 0: no intervals.")
-    ] = 200,
-    dump: Annotated[
-        bool,
-        typer.Option(
-            "--dump", help="Also write the maps of every sequence: maps/part-*.parquet. Large."
-        ),
-    ] = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Forget what DIR holds and start anew.")
-    ] = False,
-    checkpoint_seconds: Annotated[
-        float, typer.Option(min=0.0, metavar="S", help="How often a checkpoint is written.")
-    ] = 60.0,
-    engine: Annotated[
-        str, typer.Option(metavar="local|ray", help="ray: on all machines of a Ray cluster.")
-    ] = "local",
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address",
-            metavar="ADDRESS",
-            help="Of the Ray cluster; auto: the one this machine belongs to. Without it, Ray is "
-            "started here.",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Models that Ray runs at once. Without it, one a GPU or CPU."
-        ),
-    ] = None,
-    device: Device = None,
-    dtype: Dtype = None,
-    revision: Revision = None,
-    debug: Debug = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CorpusArguments(CommandArguments):
+    """The options of `normscope corpus`."""
+
+    more: list[Path] | None = argument(
+        None, help="More files, so that --data *.txt works.", metavar="FILE"
+    )
+    data: list[Path] | None = option(
+        None,
+        help="A file of sequences. Its name says the format: .txt one sequence per line; "
+        ".jsonl with text (and text_pair); .tsv pairs; .parquet with the columns text (and "
+        "text_pair); .pkl Clark et al.'s tokens. May be given several times.",
+        metavar="FILE",
+    )
+    model: str | None = shared(CommonOptions, "model")
+    statistics: str = option(
+        DEFAULT_STATISTICS,
+        help="dispersion, categories, alpha_vs_norm, frequency, mixing, preserve_mix, change, "
+        "amplification; or all.",
+        metavar="NAME[,NAME]",
+    )
+    output: Path | None = option(
+        None,
+        names=OUTPUT,
+        help="Write tables, figures, report and checkpoints to the folder DIR, and continue "
+        "an interrupted run there. Default: print the tables and keep nothing.",
+        metavar="DIR",
+    )
+    format: str | None = option(
+        None,
+        help="Format of the files: text, jsonl, tsv, parquet or clark. Default: as their names "
+        "say.",
+        metavar="FORMAT",
+    )
+    text_field: str = option(
+        "text", help="The JSON field or Parquet column with the text.", metavar="NAME"
+    )
+    pair_field: str = option(
+        "text_pair", help="The field or column with the second text, if any.", metavar="NAME"
+    )
+    bad_rows: str = option(
+        "skip",
+        help="What to do with empty rows, invalid UTF-8, broken JSON and the like: skip, count "
+        "and report them, or stop at the first.",
+        metavar="skip|error",
+    )
+    limit: int | None = option(None, help="Use only the first N rows.", metavar="N", min=1)
+    sample: str | None = option(
+        None,
+        help="Use a fraction (0.01) or a number (1000) of these rows, chosen by a hash of the "
+        "row's number and the seed.",
+        metavar="SHARE|N",
+    )
+    seed: int = option(0, help="Seed of the sample, the masking and the bootstrap.", metavar="N")
+    max_length: int | None = option(
+        None, help="Cut longer sequences to N tokens. Default: the model's limit.", metavar="N"
+    )
+    batch_tokens: int = option(4096, help="Tokens in one batch.", metavar="N", min=1)
+    masking: float = option(
+        0.12,
+        help="Fraction of tokens to mask for the mixing ratios.",
+        metavar="SHARE",
+        min=0.0,
+        max=0.99,
+    )
+    category: list[str] | None = option(
+        None,
+        help="Use your own categories of tokens instead of the usual ones: NAME=TOKEN,TOKEN "
+        "as the tokenizer writes them, or NAME=/REGEX/, which must match a whole token. May "
+        "be given several times; a token belongs to the first category that contains it.",
+        metavar="NAME=TOKENS",
+    )
+    ranks: str = option(
+        "ids",
+        help="Frequency ranks: the tokenizer's ids, counts in the corpus, or a file of lines "
+        "`rank count token_id`.",
+        metavar="ids|corpus|FILE",
+    )
+    replicates: int = option(200, help="Bootstrap replicates; 0: no intervals.", metavar="N", min=0)
+    dump: bool = option(
+        False, help="Also write the maps of every sequence: maps/part-*.parquet. Large."
+    )
+    restart: bool = option(False, help="Discard what DIR holds and start again.")
+    checkpoint_seconds: float = option(
+        60.0, help="Seconds between checkpoints.", metavar="S", min=0.0
+    )
+    engine: str = option(
+        "local", help="ray: run on all machines of a Ray cluster.", metavar="local|ray"
+    )
+    address: str | None = option(
+        None,
+        help="Address of the Ray cluster; auto: the cluster of this machine. Default: start "
+        "Ray on this machine.",
+        metavar="ADDRESS",
+    )
+    workers: int | None = option(
+        None,
+        help="Number of models that Ray runs at once. Default: one per GPU, or per CPU.",
+        metavar="N",
+        min=1,
+    )
+    device: str | None = shared(CommonOptions, "device")
+    dtype: str | None = shared(CommonOptions, "dtype")
+    revision: str | None = shared(CommonOptions, "revision")
+
+    def for_python(self) -> dict[str, Any]:
+        """Return the keyword arguments of `normscope.corpus`."""
+        files = [*(self.data or ()), *(self.more or ())]
+        if not files:
+            raise InputError("no data was given: name the files, as in --data wiki.txt")
+        from normscope.measures.statistics import Settings
+
+        return self.keywords(
+            *("more", "category", "masking", "ranks", "replicates"),
+            data=files,
+            sample=None if self.sample is None else parse_sample(self.sample),
+            settings=Settings(
+                categories=parse_categories(self.category) if self.category else None,
+                ranks=self.ranks,
+                masking=self.masking,
+                seed=self.seed,
+                replicates=self.replicates,
+            ),
+        )
+
+
+@command
+def corpus(arguments: CorpusArguments) -> None:
     """Measure a corpus in one pass that can be interrupted.
 
-    Every sequence goes through the model once (twice where masked text is wanted as well), and
-    only small states are kept: memory does not grow with the corpus. With --output the standing
-    of the run is written as it goes; the same command again continues it, also after a crash, and
-    gives the same numbers. A folder with another model, other data or other settings is refused.
+    Every sequence goes through the model once (twice where masked text is needed as well), and only
+    small summaries are kept: memory does not grow with the corpus. With --output, progress is saved
+    regularly; the same command continues an interrupted run, also after a crash, and gives the same
+    numbers. A folder with another model, other data or other settings is refused.
 
     \b
     Examples:
@@ -175,149 +174,96 @@ def corpus(
 
     \b
     Files in DIR:
-      statistics.json     signature, settings, account of the rows, all tables
-      run.json            times and speed: what differs between equal runs
+      statistics.json     signature, settings, row counts and all tables
+      run.json            times and speed, which differ between equal runs
       tables/             one .csv and one .parquet for each table
-      figures/            pictures of them
+      figures/            pictures of the tables
       report.html         all of it on one page
       maps/               with --dump
       checkpoint.npz      while the run is not finished
 
     \b
     Exit status:
-      0 done, 1 unexpected error, 2 mistake in what was given, 130 interrupted
+      0 success, 1 unexpected error, 2 usage error, 130 interrupted
     """  # noqa: D301
-    from rich.console import Console
+    import normscope
 
-    from normscope.cli.quiet import quiet as _quiet
-    from normscope.corpus.run import corpus as run
-    from normscope.measures.statistics import Settings
+    keywords = arguments.for_python()
+    with quiet(), hint_on_interrupt(arguments.output, arguments.restart):
+        result = normscope.corpus(**keywords)
+    _print_bad_rows(result)
+    if arguments.output is None:
+        _print_tables(result)
+    _print_summary(result, arguments.output)
+
+
+def _print_bad_rows(result: CorpusResult) -> None:
     from normscope.results.arrays import printable
 
-    settings = Settings(
-        categories=categories_of(category) if category else None,
-        ranks=ranks,
-        masking=masking,
-        seed=seed,
-        replicates=replicates,
-    )
-    files = [*(data or ()), *(more or ())]
-    if not files:
-        raise InputError("no data was given: name the files, as in --data wiki.txt")
-    with _quiet(), continued(output, restart):
-        result = run(
-            model,
-            files,
-            statistics,
-            output=output,
-            settings=settings,
-            limit=limit,
-            sample=None if sample is None else sample_of(sample),
-            max_length=max_length,
-            batch_tokens=batch_tokens,
-            bad_rows=bad_rows,
-            format=file_format,
-            text_field=text_field,
-            pair_field=pair_field,
-            dump=dump,
-            restart=restart,
-            checkpoint_seconds=checkpoint_seconds,
-            engine=engine,
-            address=address,
-            workers=workers,
-            device=device,
-            dtype=dtype,
-            revision=revision,
-        )
-    counts, bad = result.counts, sum(result.counts["bad"].values())
     for problem in result.problems:
-        print(f"normscope: bad row: {printable(str(problem))}", file=sys.stderr)
-    if bad > len(result.problems):
-        print(f"normscope: … and {bad - len(result.problems)} more bad rows", file=sys.stderr)
-    if output is None:
-        from normscope.corpus.listing import listing
+        note(f"bad row: {printable(str(problem))}")
+    more = sum(result.counts["bad"].values()) - len(result.problems)
+    if more > 0:
+        note(f"… and {more} more bad rows")
 
-        console = Console(highlight=False, markup=False, emoji=False)
-        for table, width in listing(result.tables):
-            # Wider than the terminal rather than with half of each number.
-            console.print(table, width=max(width, console.width), crop=False)
+
+def _print_tables(result: CorpusResult) -> None:
+    from normscope.corpus.listing import listing
+
+    console = plain_console()
+    for table, width in listing(result.tables):
+        # Exceed the width of the terminal rather than cut numbers.
+        console.print(table, width=max(width, console.width), crop=False)
+
+
+def _print_summary(result: CorpusResult, output: Path | None) -> None:
+    counts, bad = result.counts, sum(result.counts["bad"].values())
     print(
         f"{counts['sequences']:,} sequences, {counts['tokens']:,} tokens; "
         f"{bad:,} of {counts['rows']:,} rows bad, {counts['cut']:,} cut",
         file=sys.stderr,
     )
-    where = "" if output is None else f"wrote {output}\n"
-    print(f"{where}{result.signature}", file=sys.stderr)
+    if output is not None:
+        print(f"wrote {output}", file=sys.stderr)
+    print(result.signature, file=sys.stderr)
 
 
-@contextmanager
-def continued(output: Path | None, restart: bool) -> Iterator[None]:
-    """Ctrl-C: say what became of the work."""
-    from normscope.corpus.checkpoint import FILE
-
-    try:
-        yield
-    except KeyboardInterrupt:
-        if output is None:
-            told = "nothing was kept; with --output DIR a run can be continued"
-        elif (output / FILE).is_file():
-            again = "the same command without --restart" if restart else "the same command"
-            told = f"the standing is kept in {output}; {again} continues from there"
-        else:
-            told = "nothing was measured yet; the same command begins anew"
-        print(f"normscope: {told}", file=sys.stderr)
-        raise
-
-
-def categories_of(given: Sequence[str]) -> dict[str, list[str] | re.Pattern[str]]:
-    """Categories by name: TOKEN,TOKEN a list of tokens, /REGEX/ a regular expression."""
-    found: dict[str, list[str] | re.Pattern[str]] = {}
-    for one in given:
-        name, _, what = one.partition("=")
-        if not name or not what:
+def parse_categories(entries: Sequence[str]) -> dict[str, list[str] | re.Pattern[str]]:
+    """Parse NAME=TOKEN,TOKEN into lists of tokens and NAME=/REGEX/ into regular expressions."""
+    categories: dict[str, list[str] | re.Pattern[str]] = {}
+    for entry in entries:
+        name, _, members = entry.partition("=")
+        if not name or not members:
             raise InputError(
-                "--category is NAME=TOKEN,TOKEN or NAME=/REGEX/, as in stop=the,a,of or "
-                f"digits=/[0-9]+/, but was given {one!r}"
+                "--category must be NAME=TOKEN,TOKEN or NAME=/REGEX/, as in stop=the,a,of or "
+                f"digits=/[0-9]+/, not {entry!r}"
             )
-        if name in found:
+        if name in categories:
             raise InputError(
-                f"--category {name} was given twice; its tokens go together: {name}=TOKEN,TOKEN"
+                f"--category {name} was given twice; list all its tokens at once: "
+                f"{name}=TOKEN,TOKEN"
             )
-        if len(what) > 2 and what[0] == what[-1] == "/":
+        if len(members) > 2 and members[0] == members[-1] == "/":
             try:
-                found[name] = re.compile(what[1:-1])
+                categories[name] = re.compile(members[1:-1])
             except re.error as problem:
                 raise InputError(
-                    f"--category {name}: {what!r} is no regular expression: {problem}"
+                    f"--category {name}: {members!r} is not a valid regular expression: {problem}"
                 ) from problem
         else:
-            found[name] = tokens_of(what)
-    return found
+            categories[name] = parse_tokens(members)
+    return categories
 
 
-def tokens_of(listed: str) -> list[str]:
-    """Tokens parted by commas, as in a CSV file: `the,",",of` has a comma as its second."""
+def parse_tokens(text: str) -> list[str]:
+    """Split tokens at commas as in a CSV file: the second token of `the,",",of` is a comma."""
     try:
-        (tokens,) = csv.reader([listed], strict=True)
+        (tokens,) = csv.reader([text], strict=True)
     except (csv.Error, ValueError):
         tokens = []
     if not tokens or not all(tokens):
         raise InputError(
-            f"cannot read the tokens {listed!r}: they are parted by one comma each; a token with "
-            'a comma in it stands in quotes, as in .,","'
+            f"cannot read the tokens {text!r}: separate them by single commas, and put a token "
+            'that contains a comma in quotes, as in .,","'
         )
     return tokens
-
-
-def sample_of(text: str) -> int | float:
-    """1000 is a number of rows; 0.01, 1.0 or 1e-3 is a share."""
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(
-            f"a sample is a share such as 0.01 or a number of rows such as 1000, not {text!r}"
-        ) from None

@@ -3,106 +3,58 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+from normscope.cli.options import CommandArguments, argument, command, parse_sample, shared
+from normscope.cli.output import hint_on_interrupt, plain_console, quiet
+from normscope.reproduce.options import NMT, ReproduceOptions
 
-from normscope.cli.corpus import continued, sample_of
-from normscope.cli.options import Debug, Device, Dtype, Revision
+
+@dataclass(frozen=True, kw_only=True)
+class ReproduceArguments(CommandArguments):
+    """The options of `normscope reproduce`."""
+
+    experiment: str = argument(
+        help="emnlp2020-bert, emnlp2020-nmt, emnlp2021 or iclr2024.", metavar="NAME"
+    )
+    model: str | None = shared(ReproduceOptions, "model")
+    data: list[Path] = shared(ReproduceOptions, "data")
+    output: Path | None = shared(ReproduceOptions, "output")
+    sequences: int = shared(ReproduceOptions, "sequences")
+    sample: str | None = shared(ReproduceOptions, "sample")
+    ranks: str = shared(ReproduceOptions, "ranks")
+    seed: int = shared(ReproduceOptions, "seed")
+    device: str | None = shared(ReproduceOptions, "device")
+    dtype: str | None = shared(ReproduceOptions, "dtype")
+    revision: str | None = shared(ReproduceOptions, "revision")
+    restart: bool = shared(ReproduceOptions, "restart")
+    valid: list[Path] = shared(ReproduceOptions, "valid")
+    gold: list[Path] = shared(ReproduceOptions, "gold")
+    recipe: str = shared(ReproduceOptions, "recipe")
+    minutes: float | None = shared(ReproduceOptions, "minutes")
+    steps: int | None = shared(ReproduceOptions, "steps")
+
+    def for_python(self) -> dict[str, Any]:
+        """Return the fields of `ReproduceOptions`."""
+        return self.keywords(
+            "experiment",
+            data=tuple(self.data),
+            valid=tuple(self.valid),
+            gold=tuple(self.gold),
+            sample=None if self.sample is None else parse_sample(self.sample),
+        )
 
 
-def reproduce(
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME", help="emnlp2020-bert, emnlp2020-nmt, emnlp2021 or iclr2024."
-        ),
-    ],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="A folder, or a name on the Hugging Face hub (owner/name). Without it, the "
-            "papers' model: bert-base-uncased, from the hub.",
-        ),
-    ] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Clark et al.'s unlabeled_attn.pkl, the papers' sequences; or a text file with "
-            "one paragraph a line, from which pairs are made. May be given several times.",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            help="A folder for the report, its tables and figures, and the run's checkpoints. "
-            "Without it, the tables are printed and nothing is kept.",
-        ),
-    ] = None,
-    sequences: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Take the first N sequences.")
-    ] = 992,
-    sample: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SHARE|N",
-            help="Of these a share (0.1) or a number (60), chosen by a hash. Without it all; for "
-            "iclr2024, which is expensive, 32.",
-        ),
-    ] = None,
-    ranks: Annotated[
-        str,
-        typer.Option(
-            metavar="ids|corpus|FILE",
-            help="Frequency ranks: the tokenizer's ids, counted in the text, or a file of lines "
-            "`rank count token_id`. Numbers with ids are always shown as well.",
-        ),
-    ] = "ids",
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="Of the sample, of masking and of the bootstrap.")
-    ] = 0,
-    device: Device = None,
-    dtype: Dtype = None,
-    revision: Revision = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Forget what DIR holds and start anew.")
-    ] = False,
-    valid: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="emnlp2020-nmt: text to validate on, as --data."),
-    ] = None,
-    gold: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="emnlp2020-nmt, three times: German text, English text, gold links (.talp).",
-        ),
-    ] = None,
-    recipe: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="emnlp2020-nmt: released, paper, small or tiny."),
-    ] = "released",
-    minutes: Annotated[
-        float | None,
-        typer.Option(metavar="N", help="emnlp2020-nmt: of training, for each direction."),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", help="emnlp2020-nmt: updates instead of minutes.")
-    ] = None,
-    debug: Debug = False,
-) -> None:
+@command
+def reproduce(arguments: ReproduceArguments) -> None:
     """Reproduce a paper's tables and figures.
 
-    Published beside measured: every number with its convention, every finding of the paper with
-    whether the numbers measured here agree with it. A report of another model or another text
-    than the paper's says so. With --output the same command again continues an interrupted run,
-    and prints the report of a finished one.
+    Shows published beside measured numbers: each number with its convention, each finding of the
+    paper and whether the measured numbers agree with it. A report on another model or another text
+    than the paper's says so. With --output, the same command continues an interrupted run, and
+    prints the report of a finished one.
 
     \b
     Examples:
@@ -115,53 +67,34 @@ def reproduce(
 
     \b
     Files in DIR:
-      report.md, report.html   the report; the page needs nothing else
+      report.md, report.html   the report; the page needs no other file
       tables/                  a .csv for each table, and -data.csv with all its numbers
       figures/                 a .png for each figure
-      measured/                what normscope corpus writes: statistics.json, checkpoints
-      cost.json                iclr2024: what a sequence costs
+      measured/                the output of normscope corpus: statistics.json, checkpoints
+      cost.json                iclr2024: the cost of a sequence
 
     \b
     Exit status:
-      0 done, whatever agrees or does not; 1 unexpected error; 2 mistake in what was given;
+      0 success, whether or not the numbers agree; 1 unexpected error; 2 usage error;
       130 interrupted
     """  # noqa: D301
-    from normscope.reproduce.options import NMT, ReproduceOptions
-
-    options = ReproduceOptions(
-        model=model,
-        data=tuple(data or ()),
-        output=output,
-        sequences=sequences,
-        sample=None if sample is None else sample_of(sample),
-        ranks=ranks,
-        seed=seed,
-        device=device,
-        dtype=dtype,
-        revision=revision,
-        restart=restart,
-        valid=tuple(valid or ()),
-        gold=tuple(gold or ()),
-        recipe=recipe,
-        minutes=minutes,
-        steps=steps,
-    )
-    if experiment == NMT:
+    options = ReproduceOptions(**arguments.for_python())
+    if arguments.experiment == NMT:
         from normscope.reproduce.nmt import reproduce_nmt
 
         tables = reproduce_nmt(options)
         print(tables.read_text(encoding="utf-8"))
         print(f"wrote {tables.parent}", file=sys.stderr)
         return
-    from rich.console import Console
-
-    from normscope.cli.quiet import quiet as _quiet
     from normscope.reproduce.measure import MEASURED
     from normscope.reproduce.report import show
     from normscope.reproduce.run import reproduce as run
 
-    with _quiet(), continued(None if output is None else output / MEASURED, restart):
-        report = run(experiment, options)
-    show(report, Console(highlight=False, markup=False, emoji=False))
-    where = "" if output is None else f"wrote {output / 'report.html'}\n"
-    print(f"{where}{report.signature}", file=sys.stderr)
+    output = options.output
+    checkpoints = None if output is None else output / MEASURED
+    with quiet(), hint_on_interrupt(checkpoints, options.restart):
+        report = run(arguments.experiment, options)
+    show(report, plain_console())
+    if output is not None:
+        print(f"wrote {output / 'report.html'}", file=sys.stderr)
+    print(report.signature, file=sys.stderr)

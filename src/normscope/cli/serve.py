@@ -2,67 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Any
 
-import typer
-
-from normscope.cli.options import Debug, Device, Dtype
+from normscope.cli.options import CommandArguments, command, shared
 from normscope.errors import MissingExtraError
+from normscope.serve.settings import ServeSettings
 
 
-def serve(
-    model: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A folder or hub name that may be chosen on the page. May be given several "
-            "times. Without it, the default model. No other model is ever loaded.",
-        ),
-    ] = None,
-    port: Annotated[int, typer.Option(metavar="N", help="0 takes a free one.")] = 8765,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
-    ] = "127.0.0.1",
-    allow_remote: Annotated[
-        bool,
-        typer.Option("--allow-remote", help="Let other machines in; they need the token."),
-    ] = False,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="A further name under which browsers call this server. May be given several "
-            "times.",
-        ),
-    ] = None,
-    token: Annotated[
-        str | None,
-        typer.Option(
-            "--token",
-            metavar="TOKEN",
-            envvar="NORMSCOPE_TOKEN",
-            help="Who asks must know it. With --allow-remote one is made if none is given.",
-        ),
-    ] = None,
-    max_length: Annotated[
-        int, typer.Option(metavar="N", help="The most tokens a text may have.")
-    ] = 256,
-    time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="After which an analysis is stopped.")
-    ] = 60.0,
-    queue: Annotated[int, typer.Option(metavar="N", help="Analyses that may wait.")] = 16,
-    rate: Annotated[
-        int, typer.Option(metavar="N", help="Analyses a minute that one client may ask for.")
-    ] = 120,
-    device: Device = None,
-    dtype: Dtype = None,
-    debug: Debug = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ServeArguments(CommandArguments):
+    """The options of `normscope serve`."""
+
+    models: list[str] = shared(ServeSettings, "models")
+    port: int = shared(ServeSettings, "port")
+    host: str = shared(ServeSettings, "host")
+    allow_remote: bool = shared(ServeSettings, "allow_remote")
+    allow_host: list[str] = shared(ServeSettings, "allow_host")
+    token: str | None = shared(ServeSettings, "token")
+    max_length: int = shared(ServeSettings, "max_length")
+    time_limit: float = shared(ServeSettings, "time_limit")
+    queue: int = shared(ServeSettings, "queue")
+    rate: int = shared(ServeSettings, "rate")
+    device: str | None = shared(ServeSettings, "device")
+    dtype: str | None = shared(ServeSettings, "dtype")
+
+    def for_python(self) -> dict[str, Any]:
+        """Return the fields of the server's settings."""
+        return self.keywords(models=tuple(self.models), allow_host=tuple(self.allow_host))
+
+
+@command
+def serve(arguments: ServeArguments) -> None:
     """Serve a page: type a sentence, see its maps.
 
-    The models are loaded once, into a process of their own, which does one analysis after the
+    The models are loaded once, into a process of their own, which runs one analysis after the
     other; an analysis that takes too long or is cancelled is stopped. Only this machine can reach
-    the page, unless --host and --allow-remote say otherwise; then whoever asks needs the token.
+    the page, unless --host and --allow-remote are given; then every request needs the token.
 
     \b
     Examples:
@@ -72,24 +48,9 @@ def serve(
 
     \b
     Exit status:
-      0 stopped by Ctrl-C or SIGTERM, 1 unexpected error, 2 mistake in what was given
+      0 stopped by Ctrl-C or SIGTERM, 1 unexpected error, 2 usage error
     """  # noqa: D301
-    from normscope.serve.settings import ServeSettings
-
-    settings = ServeSettings(
-        models=tuple(model or ()),
-        device=device,
-        dtype=dtype,
-        host=host,
-        port=port,
-        token=token,
-        allow_remote=allow_remote,
-        allow_host=tuple(allow_host or ()),
-        max_length=max_length,
-        time_limit=time_limit,
-        queue=queue,
-        rate=rate,
-    )
+    settings = ServeSettings(**arguments.for_python())
     try:
         from normscope.serve.server import serve as run
     except ModuleNotFoundError as missing:

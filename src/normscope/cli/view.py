@@ -1,35 +1,32 @@
-"""`normscope view`: a saved result as a page."""
+"""`normscope view`: show saved results as a page."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
-
-from normscope.cli.options import Debug
+from normscope.cli.options import OUTPUT, CommandArguments, argument, command, option
 
 
-def view(
-    files: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE",
-            help="What analyze --output wrote: .safetensors. Several results of the same text "
-            "are shown as one.",
-        ),
-    ],
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the page to FILE (.html). Without it, the page opens in the browser.",
-        ),
-    ] = None,
-    debug: Debug = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ViewArguments(CommandArguments):
+    """The options of `normscope view`."""
+
+    files: list[str] = argument(
+        help="A .safetensors file that analyze --output wrote. Several results of the same "
+        "text are shown as one.",
+        metavar="FILE",
+    )
+    output: str | None = option(
+        None,
+        names=OUTPUT,
+        help="Write the page to FILE (.html). Default: open it in the browser.",
+        metavar="FILE",
+    )
+
+
+@command
+def view(arguments: ViewArguments) -> None:
     """Show a saved result as an interactive page.
 
     The page is one HTML file that needs no network: every map, layer and head, two maps side by
@@ -41,16 +38,16 @@ def view(
       normscope view cat.safetensors
       normscope view cat.safetensors --output cat.html
     """  # noqa: D301
-    from normscope.results.contributions import load
+    import normscope
     from normscope.results.files import check_file
-    from normscope.show import page as viewer
+    from normscope.show import page
     from normscope.show.page.show import show
 
-    if output is not None:
-        check_file(output, (".html", ".htm"))
-    results = [load(file) for file in files]
-    if output is None:
+    if arguments.output is not None:
+        check_file(arguments.output, (".html", ".htm"))
+    results = [normscope.load(file) for file in arguments.files]
+    if arguments.output is None:
         show(results)
         return
-    viewer.write(results, output)
-    print(f"wrote {output}", file=sys.stderr)
+    page.write(results, arguments.output)
+    print(f"wrote {arguments.output}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""A run's folder: who may write to it, where the run stands, and that it is the same run.
+"""The folder of a run: its lock, its checkpoint, and whether it holds the same run.
 
-The whole standing of a run is one file, replaced in one step: the merged states, the account of the
-rows and the position they belong to can never disagree, whenever the process is killed. It is a
-zip of plain numpy arrays with a JSON text beside them; nothing is pickled.
+A checkpoint is one file, which is replaced in one step. The merged states, the counts of the rows
+and the position that they belong to are therefore always consistent, whenever the process is
+killed. It is a zip of numpy arrays and a JSON text; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from normscope.corpus.records import Position
 from normscope.corpus.work import Outcome, Progress
 from normscope.errors import InputError
-from normscope.results.files import whole_file
+from normscope.foundation.files import PARTIAL, whole_file
 
 FILE = "checkpoint.npz"
 LOCK = ".normscope.lock"
-HALF = ".normscope-*.tmp"  # what `whole_file` calls a file that is not whole yet
 FINISHED = "statistics.json"
-# What a run may leave in its folder, apart from its lock; --restart removes these and no others.
+# What a run may write to its folder, besides its lock; --restart removes these and nothing else.
 OWN_FILES = ("report.html", "run.json", FILE)
 OWN_FOLDERS = {"tables": ("*.csv", "*.parquet"), "figures": ("*.png",), "maps": ("part-*.parquet",)}
 _VERSION = 1
@@ -41,7 +41,7 @@ _UNREADABLE = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 
 
 def pack(tree: Any) -> bytes:
-    """Nested dicts and lists of arrays, numbers and strings as the bytes of one file."""
+    """Return nested dicts and lists of arrays, numbers and strings as the bytes of one file."""
     arrays: dict[str, Any] = {}
 
     def plain(value: Any) -> Any:
@@ -54,9 +54,9 @@ def pack(tree: Any) -> bytes:
         if isinstance(value, Mapping):
             if not all(isinstance(key, str) for key in value):
                 raise TypeError(f"the keys of a state are strings: {list(value)[:4]!r}")
-            return {"dict": [[key, plain(one)] for key, one in value.items()]}
+            return {"dict": [[key, plain(item)] for key, item in value.items()]}
         if isinstance(value, (list, tuple)):
-            return {"list": [plain(one) for one in value], "tuple": isinstance(value, tuple)}
+            return {"list": [plain(item) for item in value], "tuple": isinstance(value, tuple)}
         if value is None or isinstance(value, (bool, int, float, str)):
             return {"value": value}
         raise TypeError(f"a state holds plain data, not {type(value).__name__}")
@@ -69,18 +69,18 @@ def pack(tree: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` was given."""
+    """Return what `pack` was given."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
 
         def rich(node: dict[str, Any]) -> Any:
             if "array" in node:
-                found = arrays[node["array"]]
-                return found[()] if node["scalar"] else found
+                array = arrays[node["array"]]
+                return array[()] if node["scalar"] else array
             if "dict" in node:
-                return {key: rich(one) for key, one in node["dict"]}
+                return {key: rich(item) for key, item in node["dict"]}
             if "list" in node:
-                listed = [rich(one) for one in node["list"]]
-                return tuple(listed) if node["tuple"] else listed
+                items = [rich(item) for item in node["list"]]
+                return tuple(items) if node["tuple"] else items
             return node["value"]
 
         return rich(json.loads(arrays[_TREE].tobytes()))
@@ -89,91 +89,103 @@ def unpack(data: bytes) -> Any:
 # ------------------------------------------------------------------------------- the folder
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """How far a run is.
+
+    Attributes:
+        identity: What the numbers depend on.
+        progress: What was measured.
+        position: Where the next block begins.
+        notes: Times and counts of the run.
+    """
+
+    identity: Mapping[str, Any]
+    progress: Progress
+    position: Position
+    notes: dict[str, Any]
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a checkpoint file."""
+        return pack(
+            {
+                "version": _VERSION,
+                "identity": dict(self.identity),
+                "total": self.progress.total.to_dict(),
+                "group": self.progress.group.to_dict(),
+                "blocks": self.progress.blocks,
+                "position": asdict(self.position),
+                "notes": self.notes,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Checkpoint:
+        """Return the checkpoint from the content of its file."""
+        tree = unpack(data)
+        if tree["version"] != _VERSION:
+            raise ValueError(f"version {tree['version']} of its format is not known")
+        total, group = (Outcome.from_dict(tree[name]) for name in ("total", "group"))
+        progress = Progress(total, group, tree["blocks"])
+        return cls(tree["identity"], progress, Position(**tree["position"]), tree["notes"])
+
+
 class Folder:
-    """The folder of one run, held by this process."""
+    """The folder of one run, which this process has locked."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def load(self) -> tuple[dict[str, Any], Progress, Position, dict[str, Any]] | None:
-        """Identity, progress, position and notes of the run begun here; None if there is none."""
+    def load(self) -> Checkpoint | None:
+        """Return the checkpoint of the run that was begun here, or None."""
         file = self.path / FILE
         if not file.is_file():
             return None
         try:
-            tree = unpack(file.read_bytes())
-            if tree["version"] != _VERSION:
-                raise ValueError(f"version {tree['version']} of its format is not known")
-            total, group = (Outcome.from_dict(tree[name]) for name in ("total", "group"))
-            progress = Progress(total, group, tree["blocks"])
-            return tree["identity"], progress, Position(**tree["position"]), tree["notes"]
+            return Checkpoint.from_bytes(file.read_bytes())
         except (*_UNREADABLE, OSError) as problem:
             raise InputError(
-                f"the checkpoint {str(file)!r} cannot be read ({problem}); start anew with "
+                f"the checkpoint {str(file)!r} cannot be read ({problem}); start a new run with "
                 "--restart (restart=True), or give another folder"
             ) from problem
 
-    def save(
-        self,
-        identity: Mapping[str, Any],
-        progress: Progress,
-        position: Position,
-        notes: Mapping[str, Any],
-    ) -> None:
-        """Replace the standing of the run, in one step and for good."""
-        data = pack(
-            {
-                "version": _VERSION,
-                "identity": dict(identity),
-                "total": progress.total.to_dict(),
-                "group": progress.group.to_dict(),
-                "blocks": progress.blocks,
-                "position": asdict(position),
-                "notes": dict(notes),
-            }
-        )
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the checkpoint, in one step and durably."""
         with whole_file(self.path / FILE) as file:
-            file.write(data)
+            file.write(checkpoint.to_bytes())
         _sync(self.path)
 
     def finished(self) -> dict[str, Any] | None:
-        """The statistics of a finished run, as they were written."""
+        """Return the content of statistics.json if the run is finished, otherwise None."""
         file = self.path / FINISHED
         if not file.is_file():
             return None
         try:
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return found if found["identity"] and found["tables"] is not None else None
+            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return content if content["identity"] and content["tables"] is not None else None
         except (ValueError, KeyError, TypeError) as problem:
             raise InputError(
-                f"{str(file)!r} is not what normscope corpus writes; give another folder, or "
-                "start anew with --restart (restart=True)"
+                f"{str(file)!r} was not written by normscope corpus, or is damaged; give another "
+                "folder, or start a new run with --restart (restart=True)"
             ) from problem
 
-    def _is_finished(self) -> bool:
-        """Whether the statistics are those of a run, as far as their file can be read at all."""
-        try:
-            text = (self.path / FINISHED).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return False
-        return '"identity"' in text and '"signature"' in text
-
     def write(self, name: str, data: bytes) -> None:
-        """A file of the folder, whole or not at all."""
+        """Write a file of the folder, whole or not at all."""
         target = self.path / name
         target.parent.mkdir(exist_ok=True)
         with whole_file(target) as file:
             file.write(data)
 
     def close_run(self) -> None:
-        """The statistics are written: how far the run was is of no more use."""
+        """Remove the checkpoint of a run whose statistics are written."""
         (self.path / FILE).unlink(missing_ok=True)
         _sync(self.path)
 
     def clear(self) -> None:
-        """Remove what runs write here, and nothing else; the mark that it is ours last."""
+        """Remove what runs write here, and nothing else."""
         if (self.path / FINISHED).is_file():
-            # Killed half-way, the folder is neither finished nor a stranger's: to be restarted.
+            # The file that marks the folder as a run's goes last. If the process is killed before,
+            # the folder has a checkpoint that cannot be read, and can be restarted.
             (self.path / FINISHED).replace(self.path / FILE)
         for name, patterns in OWN_FOLDERS.items():
             folder = self.path / name
@@ -186,64 +198,60 @@ class Folder:
         for name in OWN_FILES:
             (self.path / name).unlink(missing_ok=True)
 
-    def _tidy(self) -> None:
-        """Remove the halves of files that a killed process left."""
+    def remove_partial_files(self) -> None:
+        """Remove the incomplete files that a killed process has left."""
         for folder in (self.path, *(self.path / name for name in OWN_FOLDERS)):
-            for partial in folder.glob(HALF):
+            for partial in folder.glob(PARTIAL):
                 partial.unlink(missing_ok=True)
 
-    def _check_ours(self) -> None:
-        """Refuse a folder in which somebody else's files are and none of a run's."""
-        halves = {entry.name for entry in self.path.glob(HALF)}
-        names = {entry.name for entry in self.path.iterdir()} - {LOCK} - halves
-        if names and FILE not in names and not self._is_finished():
+    def check_own(self) -> None:
+        """Raise InputError if the folder has files, but none of a run."""
+        partial = {entry.name for entry in self.path.glob(PARTIAL)}
+        names = {entry.name for entry in self.path.iterdir()} - {LOCK} - partial
+        if names and FILE not in names and not self._looks_finished():
             some = ", ".join(sorted(names)[:5])
             raise InputError(
                 f"the folder {str(self.path)!r} is not empty and holds no run of normscope corpus "
-                f"(there is: {some}); give a new or an empty folder"
+                f"(it has: {some}); give a new or an empty folder"
             )
+
+    def _looks_finished(self) -> bool:
+        """Tell whether statistics.json is a run's, even if it is damaged."""
+        try:
+            text = (self.path / FINISHED).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False
+        return '"identity"' in text and '"signature"' in text
 
 
 @contextmanager
-def held(path: str | os.PathLike[str]) -> Iterator[Folder]:
-    """The folder for a run, made if need be, and locked against other processes meanwhile."""
-    given = Path(path)
+def locked_folder(path: str | os.PathLike[str]) -> Iterator[Folder]:
+    """Create the folder of a run if necessary, and lock it against other processes."""
+    folder = Folder(Path(path))
+    lock = FileLock(folder.path / LOCK)  # released by the system if the process is killed
     try:
-        given.mkdir(parents=True, exist_ok=True)
-        file = (given / LOCK).open("a+b")
+        folder.path.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            f"another process is using the folder {str(folder.path)!r}; wait until it has "
+            "finished, or give another folder"
+        ) from None
     except OSError as problem:
         raise InputError(
-            f"cannot write to the folder {str(given)!r}: {problem.strerror or problem}; choose a "
-            "folder that may be written to and has room"
+            f"cannot write to the folder {str(folder.path)!r}: {problem.strerror or problem}; "
+            "choose a folder that may be written to and has room"
         ) from problem
-    with file:
-        try:
-            _lock(file)
-        except OSError:
-            raise InputError(
-                f"another process is at work in the folder {str(given)!r}; wait until it is done, "
-                "or give another folder"
-            ) from None
-        folder = Folder(given)
-        folder._check_ours()
-        folder._tidy()
+    try:
+        folder.check_own()
+        folder.remove_partial_files()
         yield folder
-
-
-def _lock(file: IO[bytes]) -> None:
-    """Lock at once or raise OSError; the system lets go of it when the process ends, however."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        lock.release()
 
 
 def _sync(folder: Path) -> None:
-    """Make a renaming last through a power cut, where the system knows how."""
+    """Make a renaming survive a power cut, on systems that support it."""
     if sys.platform == "win32":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -257,23 +265,23 @@ def _sync(folder: Path) -> None:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What of a run's identity has changed, in words."""
+    """Describe what differs between two identities of runs."""
     before, after = _flat(then), _flat(now)
-    found = []
+    changes = []
     for name in [*before, *(name for name in after if name not in before)]:
         old, new = before.get(name), after.get(name)
-        if json.dumps(old) != json.dumps(new):  # 1 row is not 1.0, all of them
-            found.append(f"{name} was {_short(old)} and is {_short(new)}")
-    return found
+        if json.dumps(old) != json.dumps(new):  # as JSON, since a sample of 1 is not one of 1.0
+            changes.append(f"{name} was {_short(old)} and is {_short(new)}")
+    return changes
 
 
 def check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to mix two runs."""
-    if changed := differences(then, now):
+    """Raise InputError if the folder holds a run with another identity."""
+    if changes := differences(then, now):
         raise InputError(
-            f"the folder {str(folder)!r} holds a run with other settings: {'; '.join(changed)}. "
-            "Give what it was begun with, or another folder, or start anew with --restart "
-            "(restart=True)"
+            f"the folder {str(folder)!r} holds a run with other settings: {'; '.join(changes)}. "
+            "Give the settings that it was begun with, or another folder, or start a new run with "
+            "--restart (restart=True)"
         )
 
 
@@ -283,8 +291,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat.update(_flat(value, f"{prefix}{name}."))
         elif isinstance(value, list) and value and all(isinstance(o, Mapping) for o in value):
-            for at, one in enumerate(value):
-                flat.update(_flat(one, f"{prefix}{name}[{at}]."))
+            for index, item in enumerate(value):
+                flat.update(_flat(item, f"{prefix}{name}[{index}]."))
         else:
             flat[f"{prefix}{name}"] = value
     return flat

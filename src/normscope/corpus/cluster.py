@@ -1,9 +1,9 @@
-"""The same work on many machines, with Ray. Needs the extra `ray`.
+"""Measure the blocks of a corpus on a Ray cluster. Needs the extra `ray`.
 
-Ray Data reads the blocks, a pool of actors runs the model on them, and tasks merge the outcomes of
-each group of blocks; whole groups are joined here. An outcome depends on its block alone, so when a
-worker dies Ray does its blocks again, and nothing can be counted twice or lost. Groups are the same
-as on one machine and are joined in the same order, so the numbers are too.
+Ray Data reads the blocks, a pool of actors measures them, and tasks merge the outcomes of each
+group of blocks; this process joins the groups. An outcome depends on its block alone, so if a
+worker dies, Ray measures its blocks again, and nothing is counted twice or lost. Groups are the
+same as on one machine and are joined in the same order, so the numbers are the same too.
 """
 
 from __future__ import annotations
@@ -18,32 +18,36 @@ from typing import Any
 
 from normscope import errors
 from normscope.corpus.checkpoint import pack, unpack
-from normscope.corpus.job import Job, Step
+from normscope.corpus.job import CorpusJob, Step
 from normscope.corpus.records import Content, Position, Problem, Record
-from normscope.corpus.stream import Block, Span
-from normscope.corpus.work import GROUP, Outcome, Worker, join
+from normscope.corpus.stream import RowBlock, Span
+from normscope.corpus.work import GROUP, CorpusWorker, Outcome, join
 from normscope.errors import InputError, MissingExtraError, NormscopeError
 from normscope.models import load
 from normscope.results.signature import weights_hash
 
-LIGHT = 0.5  # of a CPU, for a task that reads or merges
+LIGHT = 0.5  # CPUs for a task that reads or merges
 OBJECTS = 256 << 20  # bytes of shared memory for a Ray that is started here
-MOST_PARTS = 10_000  # pieces that Ray Data keeps books on
+MOST_PARTS = 10_000  # parts of a dataset, which Ray Data keeps track of
 
 
-def steps(
-    job: Job, start: Position, first: int, address: str | None, workers: int | None
-) -> Iterator[Step]:
-    """The outcomes of blocks, or of whole groups of them, in order."""
+def ray_steps(job: CorpusJob, start: Position, first: int) -> Iterator[Step]:
+    """Measure blocks on the cluster; yield outcomes of blocks or whole groups, in order.
+
+    Args:
+        job: What to measure.
+        start: Where to begin.
+        first: The number of the block there.
+    """
     spans = list(job.stream.spans(start, first))
     if not spans:
         return
-    with _ray(address, workers) as ray:
+    with _connected_ray(job.options.address, job.options.workers) as ray:
         ends = {span.index: span.after for span in spans}
         pending: dict[int, tuple[int, Outcome]] = {}
         following = first
-        for row in _outcomes(ray, job, spans, workers):
-            pending[row["block"]] = row["blocks"], _outcome(unpack(row["outcome"]))
+        for row in _outcomes(ray, job, spans):
+            pending[row["block"]] = row["blocks"], _outcome_from(unpack(row["outcome"]))
             while following in pending:
                 blocks, outcome = pending.pop(following)
                 following += blocks
@@ -51,8 +55,8 @@ def steps(
 
 
 @contextmanager
-def _ray(address: str | None, workers: int | None) -> Iterator[Any]:
-    """Ray, connected; a connection made here is closed again."""
+def _connected_ray(address: str | None, workers: int | None) -> Iterator[Any]:
+    """Yield the module ray, connected; a connection that is made here is closed at the end."""
     try:
         import ray
         import ray.data
@@ -73,12 +77,13 @@ def _ray(address: str | None, workers: int | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _outcomes(ray: Any, job: Job, spans: list[Span], workers: int | None) -> Iterator[Any]:
+def _outcomes(ray: Any, job: CorpusJob, spans: list[Span]) -> Iterator[Any]:
     gpus = int(job.device.startswith("cuda"))
-    size = min(workers or _slots(ray.cluster_resources(), gpus), len(spans))
-    # A model with a name is loaded where it runs; one that is only here travels.
-    shared = ray.put(replace(job, model=None, tokenizer=None) if job.source is not None else job)
-    common = {"shared": [shared]}
+    workers = job.options.workers or _slots(ray.cluster_resources(), gpus)
+    size = min(workers, len(spans))
+    # Workers load a model that has a name themselves; one given as an object is sent to them.
+    sent = replace(job, model=None, tokenizer=None) if job.origin is not None else job
+    common = {"shared": [ray.put(sent)]}
     light: dict[str, Any] = {"num_cpus": LIGHT, "concurrency": 1 + size // 8}
     with _ordered_and_quiet(ray):
         rows = ray.data.from_items(
@@ -98,15 +103,15 @@ def _outcomes(ray: Any, job: Job, spans: list[Span], workers: int | None) -> Ite
         yield from merged.iter_rows()
 
 
-def _slots(there: Mapping[str, float], gpus: int) -> int:
-    """How many models can run at once: one a GPU; or one a CPU, with some left to read."""
-    cpus = there.get("CPU", 1)
-    return max(1, int(there.get("GPU", 0)) if gpus else int(cpus - 1 - cpus / 8))
+def _slots(resources: Mapping[str, float], gpus: int) -> int:
+    """Return how many models can run at once: one per GPU, or per CPU that reading leaves free."""
+    cpus = resources.get("CPU", 1)
+    return max(1, int(resources.get("GPU", 0)) if gpus else int(cpus - 1 - cpus / 8))
 
 
 @contextmanager
 def _ordered_and_quiet(ray: Any) -> Iterator[None]:
-    """Rows in order, and no bars, remarks or advice from Ray Data; as before afterwards."""
+    """Make Ray Data keep the order of rows and print nothing, for the time of the block."""
     context = ray.data.DataContext.get_current()
     logger = logging.getLogger("ray.data")
     before = context.execution_options.preserve_order, context.enable_progress_bars
@@ -127,103 +132,108 @@ def _ordered_and_quiet(ray: Any) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=2)
-def _job(reference: Any) -> Job:
-    """The job, fetched once by each process."""
+def _job(reference: Any) -> CorpusJob:
+    """Return the job, which each process fetches once."""
     import ray
 
-    job: Job = ray.get(reference)
+    job: CorpusJob = ray.get(reference)
     return job
 
 
 def _read(batch: Mapping[str, Any], shared: list[Any]) -> dict[str, list[Any]]:
-    """Spans in, their rows out."""
-    blocks = [_job(shared[0]).stream.read(_span(one)) for one in batch["span"]]
-    return {"block": [_block_bytes(one) for one in blocks]}
+    """Read the blocks of a batch of spans."""
+    blocks = [_job(shared[0]).stream.read(_span_from(data)) for data in batch["span"]]
+    return {"block": [_block_bytes(block) for block in blocks]}
 
 
 class _Actor:
-    """One model; Ray starts it anew when its process dies."""
+    """A process with one model, which Ray starts again if it dies."""
 
     def __init__(self) -> None:
-        self.worker: Worker | None = None  # made with the first rows, when the job is known
+        self.worker: CorpusWorker | None = None  # created with the first rows, which bring the job
 
     def __call__(
         self, batch: Mapping[str, Any], shared: list[Any], weights: str
     ) -> dict[str, list[Any]]:
         worker = self.worker = self.worker or _worker(_job(shared[0]), weights)
-        rows = []
-        for block in map(_block_of, batch["block"]):
+        outcomes = []
+        for block in map(_block_from, batch["block"]):
             try:
-                told = worker.run(block).to_dict()
+                outcome = worker.run(block).to_dict()
             except NormscopeError as refusal:
-                # As data: an error that Ray carries across loses what it was.
-                told = {"refused": type(refusal).__name__, "because": str(refusal)}
-            rows.append((block.index, 1, told))
-        return _rows(rows)
+                # As data, because Ray would wrap the error in one of its own types.
+                outcome = {"refused": type(refusal).__name__, "because": str(refusal)}
+            outcomes.append((block.index, 1, outcome))
+        return _rows(outcomes)
 
 
-def _worker(job: Job, weights: str) -> Worker:
-    if job.source is None:
+def _worker(job: CorpusJob, weights: str) -> CorpusWorker:
+    if job.origin is None:
         return job.worker(job.model.to(job.device), job.tokenizer)
-    name, revision, dtype = job.source
-    model, tokenizer = load(name, revision=revision, dtype=dtype, device=job.device)
+    origin = job.origin
+    model, tokenizer = load(
+        origin.name, revision=origin.revision, dtype=origin.dtype, device=job.device
+    )
     if weights_hash(model) != weights:
         raise InputError(
-            f"the model {name or 'by default'} has other weights on this worker than where the run "
-            "was started; give every machine the same files"
+            f"the model {origin.name or 'by default'} has other weights on this worker than on the "
+            "machine that started the run; give every machine the same files"
         )
     return job.worker(model, tokenizer)
 
 
 def _merge(batch: Mapping[str, Any], shared: list[Any]) -> dict[str, list[Any]]:
-    """The blocks of a whole group as one; others as they came, to be joined further on."""
-    firsts = [int(one) for one in batch["block"]]
-    whole = firsts == list(range(firsts[0], firsts[0] + GROUP)) and firsts[0] % GROUP == 0
-    found = [unpack(data) for data in batch["outcome"]] if whole else []
-    if not whole or any("refused" in one for one in found):
+    """Merge the outcomes of a whole group; return other outcomes as they are."""
+    indices = [int(index) for index in batch["block"]]
+    first = indices[0]
+    whole = indices == list(range(first, first + GROUP)) and first % GROUP == 0
+    outcomes = [unpack(data) for data in batch["outcome"]] if whole else []
+    if not whole or any("refused" in outcome for outcome in outcomes):
         return {name: list(batch[name]) for name in ("block", "blocks", "outcome")}
-    outcome, statistics = Outcome(), _job(shared[0]).statistics
-    for told in found:
-        outcome = join(statistics, outcome, _outcome(told))
-    return _rows([(firsts[0], GROUP, outcome.to_dict())])
+    merged, statistics = Outcome(), _job(shared[0]).statistics
+    for outcome in outcomes:
+        merged = join(statistics, merged, _outcome_from(outcome))
+    return _rows([(first, GROUP, merged.to_dict())])
 
 
 def _rows(outcomes: list[tuple[int, int, dict[str, Any]]]) -> dict[str, list[Any]]:
+    """Return outcomes, each with its first block and its number of blocks, as Ray Data's rows."""
     return {
         "block": [block for block, _, _ in outcomes],
         "blocks": [count for _, count, _ in outcomes],
-        "outcome": [pack(told) for _, _, told in outcomes],
+        "outcome": [pack(outcome) for _, _, outcome in outcomes],
     }
 
 
-def _outcome(told: Mapping[str, Any]) -> Outcome:
-    """The outcome, or the refusal that a worker met with."""
-    if "refused" in told:
-        raise getattr(errors, told["refused"], NormscopeError)(told["because"])
-    return Outcome.from_dict(told)
+def _outcome_from(data: Mapping[str, Any]) -> Outcome:
+    """Return the outcome, or raise the error that a worker raised."""
+    if "refused" in data:
+        kind = getattr(errors, data["refused"], NormscopeError)
+        raise kind.__new__(kind, data["because"])  # not every error is initialised with its message
+    return Outcome.from_dict(data)
 
 
-def _span(data: bytes) -> Span:
-    told = json.loads(data)
-    start, after = Position(**told["start"]), Position(**told["after"])
-    return Span(told["index"], start, told["count"], after)
+def _span_from(data: bytes) -> Span:
+    fields = json.loads(data)
+    start, after = Position(**fields["start"]), Position(**fields["after"])
+    return Span(fields["index"], start, fields["count"], after)
 
 
-def _block_bytes(block: Block) -> bytes:
+def _block_bytes(block: RowBlock) -> bytes:
     return json.dumps(asdict(block)).encode()
 
 
-def _block_of(data: bytes) -> Block:
-    told = json.loads(data)
+def _block_from(data: bytes) -> RowBlock:
+    fields = json.loads(data)
     items = tuple(
-        Record(one["key"], one["where"], _content(one["content"]))
-        if "content" in one
-        else Problem(**one)
-        for one in told["items"]
+        Record(item["key"], item["where"], _content_from(item["content"]))
+        if "content" in item
+        else Problem(**item)
+        for item in fields["items"]
     )
-    return Block(told["index"], items, Position(**told["after"]))
+    return RowBlock(fields["index"], items, Position(**fields["after"]))
 
 
-def _content(told: Mapping[str, Any]) -> Content:
-    tokens = told["tokens"]
-    return Content(told["text"], told["pair"], None if tokens is None else tuple(tokens))
+def _content_from(fields: Mapping[str, Any]) -> Content:
+    tokens = fields["tokens"]
+    return Content(fields["text"], fields["pair"], None if tokens is None else tuple(tokens))

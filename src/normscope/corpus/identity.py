@@ -1,7 +1,7 @@
-"""What makes two runs the same: model, tokenizer, data, settings, versions.
+"""What identifies a run: model, tokenizer, data, settings and versions.
 
-A run is continued only where all of these are equal. Files count by the SHA-256 of their whole
-content, which takes seconds for a corpus that takes hours to measure, and lets the files be moved.
+A run is continued only if all of these are equal. Files are compared by the SHA-256 of their whole
+content, which takes seconds for a corpus that takes hours to measure; so the files may be moved.
 """
 
 from __future__ import annotations
@@ -10,57 +10,55 @@ import hashlib
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from normscope.corpus.readers import summarise
+from normscope.corpus.job import CorpusJob
+from normscope.corpus.options import CorpusOptions
+from normscope.corpus.readers import RowFields, summarise
 from normscope.errors import InputError
-from normscope.measures.statistics import Settings, Statistic
-from normscope.models import identity as name_of
+from normscope.measures.statistics.base import Statistic
+from normscope.measures.statistics.settings import StatisticSettings
+from normscope.models import identity as model_identity
 from normscope.results.signature import CONVENTIONS, tokenizer_name, versions, weights_hash
 
-# Parts of a config that say how a model was made or is run, not what it computes.
-_ASIDE = {"transformers_version", "torch_dtype", "dtype", "attn_implementation"}
+# Entries of a config that say how a model was saved or is run, not what it computes.
+_NOT_COMPARED = {"transformers_version", "torch_dtype", "dtype", "attn_implementation"}
 
 
-def identify(
-    model: Any,
-    tokenizer: Any,
-    device: str,
-    statistics: Sequence[Statistic],
-    settings: Settings,
-    data: Sequence[Mapping[str, Any]],
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Everything that the numbers depend on, as plain data."""
-    known = name_of(model)
+def identify(job: CorpusJob) -> dict[str, Any]:
+    """Return everything that the numbers of a run depend on, as plain data."""
+    model, source = job.model, model_identity(job.model)
     return {
         "model": {
-            "name": known["name"],
-            "revision": known["revision"],
+            "name": source["name"],
+            "revision": source["revision"],
             "weights": weights_hash(model),
             "config": config_hash(model),
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-            "device": device.partition(":")[0],
+            "device": job.device.partition(":")[0],
         },
-        "tokenizer": {"vocabulary": tokenizer_name(tokenizer), "rules": _rules(tokenizer)},
-        "statistics": [_named(one) for one in statistics],
-        "settings": described(settings),
-        "data": [dict(one) for one in data],
-        "options": dict(options),
+        "tokenizer": {
+            "vocabulary": tokenizer_name(job.tokenizer),
+            "rules": _rules(job.tokenizer),
+        },
+        "statistics": [_describe_statistic(statistic) for statistic in job.statistics],
+        "settings": describe_settings(job.options.statistic_settings),
+        "data": [dict(source.identity()) for source in job.stream.sources],
+        "options": _describe_options(job.options),
         "versions": versions(),
     }
 
 
 def signature(identity: Mapping[str, Any]) -> str:
-    """The identity in one line, in the form that results of `analyze` have."""
+    """Return the identity in one line, in the form that results of `analyze` have."""
     model, data = identity["model"], identity["data"]
     settings = {**identity["settings"], **identity["options"]}
-    contents = [one.get("sha256") or one.get("fingerprint") or "stream" for one in data]
+    contents = [part.get("sha256") or part.get("fingerprint") or "stream" for part in data]
     digest = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
-    fields = {
+    entries = {
         "model": model["name"],
         "revision": model["revision"] or "none",
         "weights": "sha256=" + model["weights"],
@@ -77,59 +75,76 @@ def signature(identity: Mapping[str, Any]) -> str:
         "conventions": CONVENTIONS,
         **identity["versions"],
     }
-    return "|".join(f"{key}:{value}" for key, value in fields.items())
+    return "|".join(f"{name}:{value}" for name, value in entries.items())
 
 
 def config_hash(model: Any) -> str:
-    """A hash of the config: two models may share weights and differ in what they do with them."""
+    """Return a hash of the config, in which models with the same weights may differ."""
     config = {
         name: value
         for name, value in model.config.to_dict().items()
-        if not name.startswith("_") and name not in _ASIDE
+        if not name.startswith("_") and name not in _NOT_COMPARED
     }
     return _hash(json.dumps(config, sort_keys=True, default=str))
 
 
 def _rules(tokenizer: Any) -> str:
-    """A hash of how text is cut and framed, beside the vocabulary."""
+    """Return a hash of how the tokenizer splits and frames text."""
     if not tokenizer.is_fast:
         return type(tokenizer).__name__
     rules = json.loads(tokenizer.backend_tokenizer.to_str())
-    for name in ("truncation", "padding"):  # set anew for each call
+    for name in ("truncation", "padding"):  # these are set anew for each call
         rules.pop(name, None)
     return _hash(json.dumps(rules, sort_keys=True))
 
 
-def _named(statistic: Statistic) -> str:
-    """A name; of a user's statistic also what tells it from one that was written differently."""
+def _describe_options(options: CorpusOptions) -> dict[str, Any]:
+    """Return the options that the numbers depend on; names of fields only if they are not usual."""
+    names = ("limit", "sample", "max_length", "batch_tokens", "block_rows", "bad_rows")
+    return {
+        **{name: getattr(options, name) for name in names},
+        "text_field": None if options.text_field == RowFields.text else options.text_field,
+        "pair_field": None if options.pair_field == RowFields.pair else options.pair_field,
+        "dump": options.dump,
+    }
+
+
+def _describe_statistic(statistic: Statistic) -> str:
+    """Return the name of a statistic; for a user's, also a hash of its code and attributes."""
     kind = type(statistic)
     if kind.__module__.startswith("normscope."):
         return statistic.name
     plain = (str, int, float, tuple, type(None))
-    held = getattr(statistic, "__dict__", {})
-    chosen = sorted((name, repr(one)) for name, one in held.items() if isinstance(one, plain))
+    attributes = getattr(statistic, "__dict__", {})
+    chosen = sorted(
+        (name, repr(value)) for name, value in attributes.items() if isinstance(value, plain)
+    )
     code = _hash(f"{_source(kind)}{chosen}")[:12]
     return f"{statistic.name} ({kind.__module__}.{kind.__qualname__}/{code})"
 
 
-def described(settings: Settings) -> dict[str, Any]:
-    """The settings of the statistics as plain data that differ when they do."""
-    told = {one.name: getattr(settings, one.name) for one in fields(settings)}
+def describe_settings(settings: StatisticSettings) -> dict[str, Any]:
+    """Return the settings of the statistics as plain data that differ if the settings do."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     if settings.categories is not None:
-        # In their order: a token belongs to the first that names it.
-        told["categories"] = [[k, _category(one)] for k, one in settings.categories.items()]
+        # A list, since the order counts: a token belongs to the first category that names it.
+        values["categories"] = [
+            [name, _describe_category(category)] for name, category in settings.categories.items()
+        ]
     if settings.ranks not in ("ids", "corpus"):
         path = Path(settings.ranks)
         if not path.is_file():
-            raise InputError(f'ranks is "ids", "corpus" or a file, and there is no {str(path)!r}')
+            raise InputError(
+                f'ranks must be "ids", "corpus" or a file, but there is no {str(path)!r}'
+            )
         try:
-            told["ranks"] = f"{path.name}/sha256={summarise(path).sha256}"
+            values["ranks"] = f"{path.name}/sha256={summarise(path).sha256}"
         except OSError as problem:
             raise InputError(f"cannot read {str(path)!r}: {problem.strerror}") from problem
-    return told
+    return values
 
 
-def _category(category: Any) -> Any:
+def _describe_category(category: Any) -> Any:
     if isinstance(category, re.Pattern):
         return f"re:{category.pattern}"
     if isinstance(category, Callable):  # type: ignore[arg-type]
@@ -137,13 +152,13 @@ def _category(category: Any) -> Any:
     return category if isinstance(category, str) else list(category)
 
 
-def _source(made: Any) -> str:
-    """The text of a function or a class; where there is none, something that stands for it."""
+def _source(code: Any) -> str:
+    """Return the source of a function or a class, or its bytecode if there is no source."""
     try:
-        return inspect.getsource(made)
+        return inspect.getsource(code)
     except (OSError, TypeError):
-        code = getattr(getattr(made, "__code__", None), "co_code", None)
-        return repr(code) if code is not None else repr(made)
+        bytecode = getattr(getattr(code, "__code__", None), "co_code", None)
+        return repr(bytecode) if bytecode is not None else repr(code)
 
 
 def _hash(text: str) -> str:

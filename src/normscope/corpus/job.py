@@ -1,21 +1,21 @@
-"""What an engine is given and what it gives back; and the engine of this machine."""
+"""The work of a corpus run as an engine receives it, and the engine of this process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from normscope.corpus.options import CorpusOptions
 from normscope.corpus.records import Position
 from normscope.corpus.stream import Stream
-from normscope.corpus.work import Options, Outcome, Worker
-from normscope.measures.statistics import Settings, Statistic
+from normscope.corpus.work import CorpusWorker, Outcome
+from normscope.measures.statistics.base import Statistic
 
 
 @dataclass(frozen=True)
 class Step:
-    """Some blocks done: what they gave, how many they are, where the next one begins."""
+    """The outcome of some blocks, their number, and where the next block begins."""
 
     outcome: Outcome
     blocks: int
@@ -23,26 +23,49 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Job:
-    """All that an engine needs to know."""
+class ModelOrigin:
+    """Where a model can be loaded from again; the name None is the default model."""
+
+    name: str | None
+    revision: str | None
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class CorpusJob:
+    """Everything that an engine needs.
+
+    Attributes:
+        model: The model; None where workers load it from `origin`.
+        tokenizer: The tokenizer; None where workers load it from `origin`.
+        origin: Where the model was loaded from; None if it was given as an object.
+        device: Where the model runs.
+        statistics: What is measured.
+        options: The options of the run, with the length that sequences are cut to.
+        stream: The rows.
+    """
 
     model: Any
     tokenizer: Any
-    source: tuple[str | None, str | None, Any] | None  # name, revision, dtype; None: an object
+    origin: ModelOrigin | None
     device: str
     statistics: Sequence[Statistic]
-    settings: Settings
-    options: Options
+    options: CorpusOptions
     stream: Stream
-    dump: Path | None
 
-    def worker(self, model: Any, tokenizer: Any) -> Worker:
-        """A worker for this job, with a model that is where it should be."""
-        return Worker(model, tokenizer, self.statistics, self.settings, self.options, self.dump)
+    def worker(self, model: Any, tokenizer: Any) -> CorpusWorker:
+        """Return a worker for this job, with a model that is on the device."""
+        return CorpusWorker(model, tokenizer, self.statistics, self.options)
 
 
-def local_steps(job: Job, start: Position, first: int) -> Iterator[Step]:
-    """One block after the other, in this process."""
+def local_steps(job: CorpusJob, start: Position, first: int) -> Iterator[Step]:
+    """Measure one block after the other, in this process.
+
+    Args:
+        job: What to measure.
+        start: Where to begin.
+        first: The number of the block there.
+    """
     worker = job.worker(job.model, job.tokenizer)
     for block in job.stream.blocks(start, first):
         yield Step(worker.run(block), 1, block.after)

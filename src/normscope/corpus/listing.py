@@ -1,4 +1,4 @@
-"""Tables for a terminal."""
+"""The tables of a run for a terminal."""
 
 from __future__ import annotations
 
@@ -6,60 +6,63 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from normscope.measures.statistics import Table
+from rich import box
+from rich.table import Table as TerminalTable
+
+from normscope.measures.statistics.base import Table
 from normscope.results.arrays import printable
 
 SHOWN = 24  # rows of a table
-HEADING = 9  # characters in a line of a column's name
+HEADING = 9  # characters in a line of a heading
 
 
-def listing(tables: Mapping[str, Table]) -> Iterator[tuple[Any, int]]:
-    """Each table with its first rows, and the width below which its numbers would be cut off.
+def listing(tables: Mapping[str, Table]) -> Iterator[tuple[TerminalTable, int]]:
+    """Yield each table with its first rows, and the width that it needs.
 
-    Intervals are left to the files: with them a line would be three times as long.
+    Intervals are left out, since they would make lines three times as long.
     """
-    from rich import box
-    from rich.table import Table as Shown
-
     for name, table in tables.items():
-        lists = table.lists()
-        columns = {one: values for one, values in lists.items() if not _is_bound(one, lists)}
-        rows = len(table)
-        said = [f"the first {SHOWN} of {rows} rows"] if rows > SHOWN else []
-        said += ["intervals are in the files of --output"] if len(columns) < len(lists) else []
-        shown = Shown(
-            title=f"{table.title} ({name})" if table.title else name,
-            caption="; ".join(said) or None,
-            title_justify="left",
-            caption_justify="left",
-            box=box.SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1),
+        yield _terminal_table(name, table)
+
+
+def _terminal_table(name: str, table: Table) -> tuple[TerminalTable, int]:
+    lists = table.lists()
+    columns = {column: v for column, v in lists.items() if not _is_bound(column, lists)}
+    remarks = [f"the first {SHOWN} of {len(table)} rows"] if len(table) > SHOWN else []
+    remarks += ["intervals are in the files of --output"] if len(columns) < len(lists) else []
+    shown = TerminalTable(
+        title=f"{table.title} ({name})" if table.title else name,
+        caption="; ".join(remarks) or None,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+    )
+    width = 0
+    for column, values in columns.items():
+        numeric = all(isinstance(value, (int, float)) for value in values)
+        heading = _heading(column)
+        least = max(map(len, [*heading, *(_cell(value) for value in values[:SHOWN])]))
+        width += least + 3
+        shown.add_column(
+            "\n".join(heading),
+            justify="right" if numeric else "left",
+            min_width=least,
+            overflow="fold",
         )
-        width = 0
-        for column, values in columns.items():
-            numeric = all(isinstance(value, (int, float)) for value in values)
-            heading = _heading(column)
-            least = max(map(len, [*heading, *(_cell(value) for value in values[:SHOWN])]))
-            width += least + 3
-            shown.add_column(
-                "\n".join(heading),
-                justify="right" if numeric else "left",
-                min_width=least,
-                overflow="fold",
-            )
-        for row in list(zip(*columns.values(), strict=True))[:SHOWN]:
-            shown.add_row(*(_cell(value) for value in row))
-        yield shown, width
+    for row in list(zip(*columns.values(), strict=True))[:SHOWN]:
+        shown.add_row(*(_cell(value) for value in row))
+    return shown, width
 
 
-def _is_bound(name: str, there: Mapping[str, Any]) -> bool:
+def _is_bound(name: str, columns: Mapping[str, Any]) -> bool:
     base, _, end = name.rpartition("_")
-    return end in ("low", "high") and base in there
+    return end in ("low", "high") and base in columns
 
 
 def _heading(name: str) -> list[str]:
-    """A long name in several lines, each ending with an underscore."""
+    """Split a long name into lines, which end with an underscore."""
     lines = [""]
     for part in re.split("(?<=_)", name):
         if lines[-1] and len(lines[-1] + part) > HEADING:

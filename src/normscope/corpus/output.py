@@ -1,11 +1,11 @@
-"""What a finished run leaves in its folder.
+"""The result of a corpus run, and the files that it leaves in its folder.
 
-statistics.json     signature, settings, account of the rows, all tables; the same bytes for
-                    equal runs, however often they were interrupted
+statistics.json     signature, settings, counts of the rows, all tables; equal runs give the same
+                    bytes, however often they were interrupted
 run.json            times, speed, engine: what differs between equal runs
 tables/NAME.csv     one file for each table, and the same as .parquet
-figures/NAME.png    where there is a figure for a table
-report.html         all of it on one page that needs nothing else
+figures/NAME.png    figures of the tables that have one
+report.html         everything on one page that needs no other file
 maps/part-*.parquet the maps of every sequence, with --dump
 """
 
@@ -23,24 +23,30 @@ from normscope.corpus.checkpoint import FINISHED, Folder
 from normscope.corpus.page import page
 from normscope.corpus.records import Problem
 from normscope.errors import InputError
-from normscope.measures.statistics import Table
+from normscope.measures.statistics.base import Table
 from normscope.results.arrays import import_tables
 
 
 @dataclass(frozen=True, eq=False)
 class CorpusResult:
-    """The tables of a corpus, and how they came about."""
+    """The tables of a corpus run.
+
+    Attributes:
+        tables: The tables by name; `result[name]` is one of them.
+        signature: One line that says how the numbers were made.
+        counts: Numbers of rows, sequences, tokens, sequences that were cut, and bad rows by kind.
+        problems: The first bad rows.
+        identity: Model, data, settings and versions.
+        run: Times and speed; empty for a run that was finished before.
+        folder: The folder of the run, or None.
+    """
 
     tables: Mapping[str, Table]
     signature: str
     counts: Mapping[str, Any]
-    """rows, sequences, tokens, cut (sequences that were too long), bad (by kind)."""
     problems: tuple[Problem, ...]
-    """The first of the bad rows."""
     identity: Mapping[str, Any]
-    """Model, data, settings and versions."""
     run: Mapping[str, Any]
-    """Times and speed; empty for a run that was finished before."""
     folder: Path | None = None
 
     def __getitem__(self, name: str) -> Table:
@@ -48,34 +54,34 @@ class CorpusResult:
             return self.tables[name]
         except KeyError:
             raise InputError(
-                f"there is no table {name!r}; there are: {', '.join(self.tables)}"
+                f"there is no table {name!r}; the tables are: {', '.join(self.tables)}"
             ) from None
 
     def __repr__(self) -> str:
         return f"CorpusResult({self.counts['sequences']} sequences; {', '.join(self.tables)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """What statistics.json holds: plain data; numbers that are not finite are None."""
+        """Return the content of statistics.json: plain data, with None for NaN and infinity."""
         return {
             "signature": self.signature,
             "identity": self.identity,
             "counts": self.counts,
-            "problems": [vars(one) for one in self.problems],
+            "problems": [vars(problem) for problem in self.problems],
             "tables": {name: _plain(table) for name, table in self.tables.items()},
         }
 
 
 def from_dict(data: Mapping[str, Any], folder: Path | None = None) -> CorpusResult:
-    """The result that statistics.json tells of."""
+    """Return the result from the content of statistics.json."""
     tables = {
         name: Table(
-            {column: _numbers(values) for column, values in told["columns"].items()},
-            told["title"],
-            notes=told["notes"],
+            {column: _numbers(values) for column, values in table["columns"].items()},
+            table["title"],
+            notes=table["notes"],
         )
-        for name, told in data["tables"].items()
+        for name, table in data["tables"].items()
     }
-    problems = tuple(Problem(**one) for one in data["problems"])
+    problems = tuple(Problem(**fields) for fields in data["problems"])
     return CorpusResult(
         tables, data["signature"], data["counts"], problems, data["identity"], {}, folder
     )
@@ -90,40 +96,37 @@ def _plain(table: Table) -> dict[str, Any]:
 
 
 def _numbers(values: list[Any]) -> list[Any]:
-    """NaN again, in a column of numbers."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) and all(isinstance(v, (int, float)) for v in known):
+    """Replace None by NaN in a column of numbers."""
+    present = [value for value in values if value is not None]
+    if len(present) < len(values) and all(isinstance(v, (int, float)) for v in present):
         return [math.nan if value is None else value for value in values]
     return values
 
 
 def write(folder: Folder, result: CorpusResult) -> None:
-    """Write all files; statistics.json last, since it says that the run is finished."""
+    """Write all files; statistics.json last, since it marks the run as finished."""
     for name, table in result.tables.items():
         folder.write(f"tables/{name}.csv", table.to_csv().encode())
         folder.write(f"tables/{name}.parquet", _parquet(table))
-    drawn = figures(result.tables)
-    for name, png in drawn.items():
+    pictures = figures(result.tables)
+    for name, png in pictures.items():
         folder.write(f"figures/{name}.png", png)
-    told = result.to_dict()
-    folder.write("report.html", page(told, drawn).encode())
+    content = result.to_dict()
+    folder.write("report.html", page(content, pictures).encode())
     folder.write("run.json", _json(result.run))
-    folder.write(FINISHED, _json_with_tables(told))
+    folder.write(FINISHED, _json_with_tables(content))
 
 
 def figures(tables: Mapping[str, Table]) -> dict[str, bytes]:
-    """PNG files by name, for the tables that `normscope.show.plots.statistics_figures` draws."""
+    """Return PNG files by name, for the tables of which there is a figure."""
     from normscope.show import plots
 
-    make = getattr(plots, "statistics_figures", None)
-    if make is None:
-        return {}
-    drawn = {}
-    for name, figure in dict(make(tables)).items():
+    pictures = {}
+    for name, figure in plots.statistics_figures(tables).items():
         file = io.BytesIO()
         figure.savefig(file, format="png", dpi=144, metadata={"Software": None})
-        drawn[name] = file.getvalue()
-    return drawn
+        pictures[name] = file.getvalue()
+    return pictures
 
 
 def _parquet(table: Table) -> bytes:
@@ -132,25 +135,25 @@ def _parquet(table: Table) -> bytes:
     return file.getvalue()
 
 
-def _json(told: Mapping[str, Any]) -> bytes:
-    return (json.dumps(told, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _json_with_tables(told: Mapping[str, Any]) -> bytes:
-    """The same, with each column of a table on a line of its own."""
+def _json_with_tables(content: Mapping[str, Any]) -> bytes:
+    """Return the same, with each column of a table on a line of its own."""
 
     def text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
     tables = []
-    for name, table in told["tables"].items():
+    for name, table in content["tables"].items():
         lines = [
             f"    {text(column)}: {text(values)}" for column, values in table["columns"].items()
         ]
         facts = f'"title": {text(table["title"])},\n   "notes": {text(table["notes"])}'
         joined = ",\n".join(lines)
         tables.append(f'  {text(name)}: {{\n   {facts},\n   "columns": {{\n{joined}\n   }}\n  }}')
-    rest = {name: value for name, value in told.items() if name != "tables"}
+    rest = {name: value for name, value in content.items() if name != "tables"}
     head = _json(rest).decode().removesuffix("\n}\n")
     body = ",\n".join(tables)
     return f'{head},\n "tables": {{\n{body}\n }}\n}}\n'.encode()

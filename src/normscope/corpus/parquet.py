@@ -1,4 +1,4 @@
-"""Parquet files as a source of rows. Needs the extra `tables`."""
+"""Read the rows of Parquet files. Needs the extra `tables`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from normscope.corpus.readers import Choice, Fields, Found, Mark, SourceFile, checked, not_utf8
+from normscope.corpus.readers import (
+    Mark,
+    RowFields,
+    RowFilter,
+    SourceFile,
+    SourceRow,
+    checked,
+    not_utf8,
+)
 from normscope.corpus.records import Content, Problem
 from normscope.errors import InputError, MissingExtraError
 
@@ -20,35 +28,39 @@ def _is_dictionary(kind: Any) -> bool:
 
 
 class ParquetFile(SourceFile):
-    """A column of text, and one of second texts where there is one."""
+    """A Parquet file with a column of texts, and maybe one of second texts."""
 
     format = "parquet"
 
-    def __init__(self, path: Path, fields: Fields) -> None:
+    def __init__(self, path: Path, fields: RowFields) -> None:
         super().__init__(path)
         self.fields = fields
-        schema = self._file.schema_arrow
-        self._columns = [name for name in (fields.text, fields.pair) if name in schema.names]
-        if fields.text not in self._columns:
-            raise InputError(
-                f"{str(path)!r} has no column {fields.text!r}; it has: {', '.join(schema.names)}; "
-                "name the one with the text (--text-field)"
-            )
-        if fields.pair != Fields.pair and fields.pair not in self._columns:
-            raise InputError(
-                f"{str(path)!r} has no column {fields.pair!r}; it has: {', '.join(schema.names)}; "
-                "name the one with the second text (--pair-field)"
-            )
-        if fields.pair in self._columns and str(schema.field(fields.pair).type) == "null":
-            self._columns.remove(fields.pair)  # nothing but nulls: no row is a pair
-        for name in self._columns:
-            kind = schema.field(name).type
-            held = str(getattr(kind, "value_type", kind) if _is_dictionary(kind) else kind)
-            if not held.startswith(_TEXT):
+        self._columns = self._check_columns(str(path))
+
+    def _check_columns(self, path: str) -> list[str]:
+        """Return the columns to read; raise InputError if one is missing or not text."""
+        schema, fields = self._file.schema_arrow, self.fields
+        required = {fields.text: "the text (--text-field)"}
+        if fields.pair != RowFields.pair:
+            required[fields.pair] = "the second text (--pair-field)"
+        for name, what in required.items():
+            if name not in schema.names:
                 raise InputError(
-                    f"the column {name!r} of {str(path)!r} holds {kind}, not strings; name the "
-                    "column with the text (--text-field, --pair-field)"
+                    f"{path!r} has no column {name!r}; it has: {', '.join(schema.names)}; name the "
+                    f"column with {what}"
                 )
+        columns = [name for name in (fields.text, fields.pair) if name in schema.names]
+        if fields.pair in columns and str(schema.field(fields.pair).type) == "null":
+            columns.remove(fields.pair)  # all are null, so no row is a pair
+        for name in columns:
+            kind = schema.field(name).type
+            values = str(getattr(kind, "value_type", kind) if _is_dictionary(kind) else kind)
+            if not values.startswith(_TEXT):
+                raise InputError(
+                    f"the column {name!r} of {path!r} holds {kind}, not strings; name the column "
+                    "with the text (--text-field, --pair-field)"
+                )
+        return columns
 
     @cached_property
     def _file(self) -> Any:
@@ -60,37 +72,38 @@ class ParquetFile(SourceFile):
         try:
             return pq.ParquetFile(self.path)
         except (pa.ArrowException, OSError) as problem:
-            raise self._broken(problem) from None
-
-    def _broken(self, problem: Exception) -> InputError:
-        return InputError(f"{str(self.path)!r} is not a whole Parquet file: {problem}")
+            raise InputError(f"{str(self.path)!r} is not a whole Parquet file: {problem}") from None
 
     def __getstate__(self) -> dict[str, Any]:
+        # An open file cannot be pickled; workers open it again.
         return {name: value for name, value in vars(self).items() if name != "_file"}
 
     def count(self) -> int:
         return int(self._file.metadata.num_rows)
 
-    def read(self, start: Mark, choice: Choice) -> Iterator[Found]:
-        number = 0
-        groups: list[int] = []
-        sizes = [
-            self._file.metadata.row_group(i).num_rows for i in range(self._file.num_row_groups)
-        ]
-        for index, size in enumerate(sizes):
-            if number + size <= start.number and not groups:
-                number += size  # a whole group before the start is not read
-            else:
-                groups.append(index)
+    def read(self, start: Mark, chosen: RowFilter) -> Iterator[SourceRow]:
+        number, groups = self._groups_from(start.number)
         if not groups:
             return
         for batch in self._batches(groups):
             after = number + batch.num_rows
-            chosen = choice.numbers(max(number, start.number), after)
-            yield from self._batch(batch, number, chosen)
+            numbers = list(chosen.numbers(max(number, start.number), after))
+            if numbers:
+                yield from self._rows(batch, number, numbers)
             number = after
-            if choice.stop is not None and number >= choice.stop:
+            if chosen.stop is not None and number >= chosen.stop:
                 return
+
+    def _groups_from(self, start: int) -> tuple[int, list[int]]:
+        """Return the row groups that end after row `start`, and the number of their first row."""
+        number, groups = 0, list(range(self._file.num_row_groups))
+        while groups:
+            size = self._file.metadata.row_group(groups[0]).num_rows
+            if number + size > start:
+                break
+            number += size
+            groups.pop(0)
+        return number, groups
 
     def _batches(self, groups: list[int]) -> Iterator[Any]:
         import pyarrow as pa
@@ -102,26 +115,15 @@ class ParquetFile(SourceFile):
                 f"{str(self.path)!r} is damaged and cannot be read to its end: {problem}"
             ) from None
 
-    def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
-        return (Mark(0, number + 1) for number in choice.numbers(start.number, self.count()))
+    def marks(self, start: Mark, chosen: RowFilter) -> Iterator[Mark]:
+        return (Mark(0, number + 1) for number in chosen.numbers(start.number, self.count()))
 
-    def _batch(self, batch: Any, first: int, chosen: Iterator[int]) -> Iterator[Found]:
-        import pyarrow as pa
-
-        def raw(column: Any) -> list[bytes | None]:
-            if _is_dictionary(column.type):
-                column = column.dictionary_decode()
-            # As bytes: a string column may hold what is not UTF-8, and one row must not fail all.
-            values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
-            return values
-
-        numbers = list(chosen)
-        if not numbers:
-            return
-        columns = {name: raw(batch.column(name)) for name in self._columns}
+    def _rows(self, batch: Any, first: int, numbers: list[int]) -> Iterator[SourceRow]:
+        """Return the rows with these numbers from a batch that begins with row `first`."""
+        columns = {name: _raw(batch.column(name)) for name in self._columns}
         for number in numbers:
             row = {name: values[number - first] for name, values in columns.items()}
-            yield Found(number, self._content(self.where(number), row), Mark(0, number + 1))
+            yield SourceRow(number, self._content(self.where(number), row), Mark(0, number + 1))
 
     def _content(self, where: str, row: dict[str, bytes | None]) -> Content | Problem:
         if row[self.fields.text] is None:
@@ -134,3 +136,16 @@ class ParquetFile(SourceFile):
         except UnicodeDecodeError as error:
             return not_utf8(where, error)
         return checked(where, text, pair)
+
+
+def _raw(column: Any) -> list[bytes | None]:
+    """Return the bytes of a column of texts.
+
+    A string column may hold bytes that are not UTF-8, for which pyarrow would fail as a whole.
+    """
+    import pyarrow as pa
+
+    if _is_dictionary(column.type):
+        column = column.dictionary_decode()
+    values: list[bytes | None] = column.cast(pa.large_binary()).to_pylist()
+    return values

@@ -1,8 +1,8 @@
-"""Where rows come from: files by their format, or rows that are in memory already.
+"""Read the rows of files, by their format.
 
-A source reads from any `Mark` on, one row at a time, and knows how many rows it has. Rows are
-numbered from 0, bad ones and skipped ones included, so a row's number never depends on what else
-is read or left out.
+A source reads its rows one at a time, from any `Mark`, and knows how many rows it has. Rows are
+numbered from 0, and bad and skipped rows are counted, so that the number of a row does not depend
+on what is read.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ SUFFIXES = {
     }.items()
     for ending in endings
 }
-LONGEST_LINE = 1 << 24  # bytes; a file with no line ends must not fill the memory
-_CHUNK = 1 << 20
+LONGEST_LINE = 1 << 24  # bytes; a file without line ends must not fill the memory
+_CHUNK = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Which rows of a source are wanted, by number; from `stop` on none are."""
+class RowFilter:
+    """Which rows of a source to read: those that `wanted` accepts, with numbers below `stop`."""
 
     wanted: Callable[[int], bool] = lambda _: True
     stop: int | None = None
 
     def numbers(self, start: int, rows: int) -> Iterator[int]:
-        """The wanted ones of a source whose rows are found by number."""
+        """Return the numbers from `start`, in a source with `rows` rows."""
         last = rows if self.stop is None else min(rows, self.stop)
         return filter(self.wanted, range(start, last))
 
 
-ALL = Choice()
+ALL = RowFilter()
 
 
 class Mark(NamedTuple):
-    """Where a row begins in its source: the byte (0 where rows are not lines), and its number."""
+    """Where a row begins in its source: the byte offset (0 unless rows are lines), its number."""
 
     offset: int = 0
     number: int = 0
@@ -60,8 +60,8 @@ class Mark(NamedTuple):
 START = Mark()
 
 
-class Found(NamedTuple):
-    """A row that was read: its number, its content or its problem, and where the next begins."""
+class SourceRow(NamedTuple):
+    """A row that was read: its number, its content or problem, and where the next row begins."""
 
     number: int
     content: Content | Problem
@@ -69,39 +69,41 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fields:
-    """What the fields of a row are called in JSONL, Parquet and dictionaries."""
+class RowFields:
+    """The names of the fields with the texts of a row, in JSONL, Parquet and dictionaries."""
 
     text: str = "text"
     pair: str = "text_pair"
 
 
 @runtime_checkable
-class Source(Protocol):
-    """Rows in an order that never changes."""
+class RowSource(Protocol):
+    """Rows in a fixed order."""
 
     name: str
     format: str
 
     def count(self) -> int | None:
-        """How many rows; None where only reading to the end tells."""
+        """Return the number of rows, or None if it is known only at the end."""
 
     def where(self, number: int) -> str:
-        """What a report calls a row."""
+        """Return the place of a row, as reports show it."""
 
     def identity(self) -> dict[str, Any]:
-        """What a continued run compares, to be sure that these are the same rows."""
+        """Return what identifies the rows, for comparison when a run is continued."""
 
-    def read(self, start: Mark, choice: Choice) -> Iterator[Found]:
-        """The rows from a mark on whose numbers are wanted."""
+    def read(self, start: Mark, chosen: RowFilter) -> Iterator[SourceRow]:
+        """Read the chosen rows from a mark on."""
 
-    def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
-        """Where the row after each of those begins, without looking into the rows."""
+    def marks(self, start: Mark, chosen: RowFilter) -> Iterator[Mark]:
+        """Return where the row after each of these begins, without parsing the rows."""
 
 
-def open_file(path: Path, format_name: str | None = None, fields: Fields | None = None) -> Source:
-    """The source for a file, by its suffix or by the format that is named."""
-    fields = fields or Fields()
+def open_file(
+    path: Path, format_name: str | None = None, fields: RowFields | None = None
+) -> RowSource:
+    """Return the source for a file, whose format is given or told by its suffix."""
+    fields = fields or RowFields()
     if format_name is not None and format_name not in FORMATS:
         raise InputError(f"unknown format {format_name!r}; the formats are: {', '.join(FORMATS)}")
     try:
@@ -113,8 +115,8 @@ def open_file(path: Path, format_name: str | None = None, fields: Fields | None 
     chosen = format_name or SUFFIXES.get(path.suffix.lower())
     if chosen is None:
         raise InputError(
-            f"cannot tell the format of {str(path)!r} from its name; it may end in "
-            f"{', '.join(SUFFIXES)}, or say what it is with --format {'|'.join(FORMATS)}"
+            f"cannot tell the format of {str(path)!r} from its name; the name may end in "
+            f"{', '.join(SUFFIXES)}; otherwise give the format (--format {'|'.join(FORMATS)})"
         )
     try:
         with path.open("rb"):
@@ -129,16 +131,16 @@ def open_file(path: Path, format_name: str | None = None, fields: Fields | None 
 
 
 @dataclass(frozen=True)
-class Summary:
-    """A file in short."""
+class FileSummary:
+    """The size of a file in bytes, the hash of its content, and its number of lines."""
 
     size: int
     sha256: str
     lines: int
 
 
-def summarise(path: Path) -> Summary:
-    """Size, hash of the whole content, and the number of lines, in one pass."""
+def summarise(path: Path) -> FileSummary:
+    """Summarise a file, in one pass."""
     digest, lines, size, last = hashlib.sha256(), 0, 0, b"\n"
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -146,19 +148,19 @@ def summarise(path: Path) -> Summary:
             lines += chunk.count(b"\n")
             size += len(chunk)
             last = chunk[-1:]
-    return Summary(size, digest.hexdigest(), lines + (last != b"\n"))
+    return FileSummary(size, digest.hexdigest(), lines + (last != b"\n"))
 
 
 class SourceFile:
-    """What all files share."""
+    """The base of all sources that are files."""
 
     format: str
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name = path.resolve(), path.name  # workers may have another folder
+        self.path, self.name = path.resolve(), path.name  # workers may run in another folder
 
     @cached_property
-    def summary(self) -> Summary:
+    def summary(self) -> FileSummary:
         return summarise(self.path)
 
     def identity(self) -> dict[str, Any]:
@@ -174,9 +176,9 @@ class SourceFile:
 
 
 class LineFile(SourceFile):
-    """One row a line: text, JSON, or a pair with a tab between."""
+    """A file with a row in each line: text, JSON, or two texts separated by a tab."""
 
-    def __init__(self, path: Path, format_name: str, fields: Fields) -> None:
+    def __init__(self, path: Path, format_name: str, fields: RowFields) -> None:
         super().__init__(path)
         self.format, self.fields = format_name, fields
 
@@ -186,24 +188,25 @@ class LineFile(SourceFile):
     def where(self, number: int) -> str:
         return f"{self.name}, line {number + 1}"
 
-    def read(self, start: Mark, choice: Choice) -> Iterator[Found]:
-        for number, line, after in self._lines(start, choice):
-            yield Found(number, self._content(number, line), after)
+    def read(self, start: Mark, chosen: RowFilter) -> Iterator[SourceRow]:
+        for number, line, after in self._lines(start, chosen):
+            yield SourceRow(number, self._content(number, line), after)
 
-    def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
-        return (after for _, _, after in self._lines(start, choice))
+    def marks(self, start: Mark, chosen: RowFilter) -> Iterator[Mark]:
+        return (after for _, _, after in self._lines(start, chosen))
 
-    def _lines(self, start: Mark, choice: Choice) -> Iterator[tuple[int, bytes | None, Mark]]:
+    def _lines(self, start: Mark, chosen: RowFilter) -> Iterator[tuple[int, bytes | None, Mark]]:
+        """Return number, content (None if it is too long) and end of each chosen line."""
         offset, number = start
         with self.path.open("rb") as file:
             file.seek(offset)
-            while number != choice.stop and (line := file.readline(LONGEST_LINE)):
+            while number != chosen.stop and (line := file.readline(LONGEST_LINE)):
                 offset += len(line)
                 kept: bytes | None = line
                 while len(line) == LONGEST_LINE and not line.endswith(b"\n"):
                     line, kept = file.readline(LONGEST_LINE), None
                     offset += len(line)
-                if choice.wanted(number):
+                if chosen.wanted(number):
                     yield number, kept, Mark(offset, number + 1)
                 number += 1
 
@@ -212,7 +215,7 @@ class LineFile(SourceFile):
         if line is None:
             return Problem(where, "line", f"the line is longer than {LONGEST_LINE} bytes")
         if number == 0:
-            line = line.removeprefix(b"\xef\xbb\xbf")  # what some editors put first
+            line = line.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
         try:
             text = line.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -222,9 +225,9 @@ class LineFile(SourceFile):
         if self.format == "tsv":
             first, tab, second = text.partition("\t")
             if not tab or "\t" in second:
-                found = text.count("\t") + 1
+                fields = text.count("\t") + 1
                 return Problem(
-                    where, "missing", f"a pair has 2 fields with a tab between, not {found}"
+                    where, "missing", f"a pair has 2 fields with a tab between, not {fields}"
                 )
             return checked(where, first, second)
         try:
@@ -237,12 +240,12 @@ class LineFile(SourceFile):
 
 
 class ClarkFile(SourceFile):
-    """Clark et al.'s pickle: a list of {"tokens": [...], "attns": array}; the tokens are kept."""
+    """Clark et al.'s pickle, a list of {"tokens": [...], "attns": array}; the tokens are read."""
 
     format = "clark"
 
     @cached_property
-    def _all(self) -> list[Any]:
+    def _rows(self) -> list[Any]:
         from normscope.corpus.pickles import load
 
         rows = load(self.path)
@@ -254,15 +257,15 @@ class ClarkFile(SourceFile):
         return [row.get("tokens") if isinstance(row, dict) else row for row in rows]
 
     def count(self) -> int:
-        return len(self._all)
+        return len(self._rows)
 
-    def read(self, start: Mark, choice: Choice) -> Iterator[Found]:
-        for number in choice.numbers(start.number, self.count()):
-            content = self._content(self.where(number), self._all[number])
-            yield Found(number, content, Mark(0, number + 1))
+    def read(self, start: Mark, chosen: RowFilter) -> Iterator[SourceRow]:
+        for number in chosen.numbers(start.number, self.count()):
+            content = self._content(self.where(number), self._rows[number])
+            yield SourceRow(number, content, Mark(0, number + 1))
 
-    def marks(self, start: Mark, choice: Choice) -> Iterator[Mark]:
-        return (Mark(0, number + 1) for number in choice.numbers(start.number, self.count()))
+    def marks(self, start: Mark, chosen: RowFilter) -> Iterator[Mark]:
+        return (Mark(0, number + 1) for number in chosen.numbers(start.number, self.count()))
 
     def _content(self, where: str, tokens: Any) -> Content | Problem:
         if tokens is None:
@@ -274,8 +277,8 @@ class ClarkFile(SourceFile):
         return Content(tokens=tuple(tokens))
 
 
-def from_row(where: str, row: Any, fields: Fields) -> Content | Problem:
-    """A string, a pair of strings, or a dictionary with text (and text_pair)."""
+def from_row(where: str, row: Any, fields: RowFields) -> Content | Problem:
+    """Return the content of a string, a pair of strings, or a dictionary with these fields."""
     if isinstance(row, str):
         return checked(where, row)
     if isinstance(row, dict):
@@ -291,7 +294,7 @@ def from_row(where: str, row: Any, fields: Fields) -> Content | Problem:
 
 
 def checked(where: str, text: Any, pair: Any = None) -> Content | Problem:
-    """The text, if it is one."""
+    """Return the content of a row, or a problem if a text is not a string, empty or invalid."""
     for name, value in (("text", text), ("second text", pair)):
         if value is None and name != "text":
             continue
@@ -309,6 +312,6 @@ def checked(where: str, text: Any, pair: Any = None) -> Content | Problem:
 
 
 def not_utf8(where: str, error: UnicodeDecodeError) -> Problem:
-    """Bytes that are no UTF-8."""
+    """Return the problem of a row that is not UTF-8."""
     byte = error.object[error.start]
     return Problem(where, "encoding", f"not UTF-8: byte 0x{byte:02x} at place {error.start}")

@@ -1,4 +1,4 @@
-"""What a corpus is made of: a row with its text, or what is wrong with it."""
+"""The rows of a corpus: a row with its text, or a row that cannot be used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A row that cannot be used: where it is, which of `KINDS` it is, and what was found."""
+    """A row that cannot be used.
+
+    Attributes:
+        where: The place of the row, such as "a.txt, line 3".
+        kind: One of `KINDS`.
+        message: What is wrong with the row.
+    """
 
     where: str
     kind: str
@@ -31,7 +37,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Content:
-    """The text of one row: one sequence, a pair of them, or tokens that are ready."""
+    """The content of a row: a text, a pair of texts, or tokens."""
 
     text: str = ""
     pair: str | None = None
@@ -40,7 +46,13 @@ class Content:
 
 @dataclass(frozen=True)
 class Record:
-    """A row of the corpus. Its key is its number, over all files, bad rows counted too."""
+    """A row of the corpus.
+
+    Attributes:
+        key: The number of the row, over all sources, with bad rows counted.
+        where: The place of the row, such as "a.txt, line 3".
+        content: The text of the row.
+    """
 
     key: int
     where: str
@@ -49,7 +61,13 @@ class Record:
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """Where the next row begins: the file, the byte in it (text only), the rows before it."""
+    """Where the next row begins.
+
+    Attributes:
+        source: The number of the source.
+        offset: The byte offset in a file of lines; 0 in other sources.
+        number: The number of rows before it in the source.
+    """
 
     source: int = 0
     offset: int = 0

@@ -1,4 +1,4 @@
-"""From a row of a corpus to a sequence for the model, and from sequences to batches."""
+"""Encode the rows of a corpus for the model, and group them into batches."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 
 from normscope.corpus.records import Problem, Record
 from normscope.errors import InputError
-from normscope.measures.statistics import Row
+from normscope.measures.statistics.base import Row
 from normscope.text.limits import check_fits, max_length_of
 from normscope.text.tokens import Encoded, Tokens, encode
 
 
 class Encoder:
-    """A tokenizer with a limit, for one model."""
+    """A tokenizer with a limit of length, for one model."""
 
     def __init__(self, model: Any, tokenizer: Any, max_length: int | None) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.limit = length_limit(model, tokenizer, max_length)
         check_fits(tokenizer, model)
-        roles = tokenizer.special_tokens_map
-        standing = {roles.get("unk_token"), roles.get("mask_token")}
-        frame = {one for role, one in roles.items() if role not in ("unk_token", "mask_token")}
-        self._special = set(tokenizer.all_special_tokens) - (standing - frame)
+        roles = dict(tokenizer.special_tokens_map)
+        # Unknown and masked tokens stand for text, unless the same token also frames a text.
+        text = {roles.pop("unk_token", None), roles.pop("mask_token", None)}
+        self._special = set(tokenizer.all_special_tokens) - (text - set(roles.values()))
 
     def encode(self, record: Record) -> tuple[Row, bool] | Problem:
-        """The sequence, and whether it had to be cut; or why there is none."""
+        """Return the sequence and whether it was cut, or the problem of a row without tokens."""
         try:
             if record.content.tokens is not None:
-                encoded, cut = self._ready(record.content.tokens)
+                encoded, cut = self._encode_tokens(record.content.tokens)
             else:
-                encoded, cut = self._text(record.content.text, record.content.pair)
+                encoded, cut = self._encode_text(record.content.text, record.content.pair)
             check_fits(self.tokenizer, self.model, encoded)
         except InputError as problem:
             return Problem(record.where, "tokens", str(problem))
@@ -38,19 +38,19 @@ class Encoder:
         kinds = None if types is None else tuple(types)
         return Row(record.key, tuple(encoded.ids), kinds, encoded.tokens.special), cut
 
-    def _text(self, text: str, pair: str | None) -> tuple[Encoded, bool]:
+    def _encode_text(self, text: str, pair: str | None) -> tuple[Encoded, bool]:
         whole = encode(self.tokenizer, text, pair, max_length=None, truncate=False)
         if self.limit is None or len(whole) <= self.limit:
             return whole, False
         return encode(self.tokenizer, text, pair, max_length=self.limit, truncate=True), True
 
-    def _ready(self, tokens: tuple[str, ...]) -> tuple[Encoded, bool]:
-        """Tokens that are ready, special ones included; too many lose those before the last."""
+    def _encode_tokens(self, tokens: tuple[str, ...]) -> tuple[Encoded, bool]:
+        """Encode tokens, special ones included; a special token at the end survives a cut."""
         cut = self.limit is not None and len(tokens) > self.limit
         if cut and self.limit is not None:
             tail = tokens[-1:] if tokens[-1] in self._special else ()
             tokens = (*tokens[: self.limit - len(tail)], *tail)
-        ids = [int(one) for one in self.tokenizer.convert_tokens_to_ids(list(tokens))]
+        ids = [int(token_id) for token_id in self.tokenizer.convert_tokens_to_ids(list(tokens))]
         unknown = self.tokenizer.unk_token
         for token, back in zip(tokens, self.tokenizer.convert_ids_to_tokens(ids), strict=True):
             if token != back:
@@ -65,37 +65,48 @@ class Encoder:
         return Encoded(ids, self._types(tokens), labels), cut
 
     def _types(self, tokens: tuple[str, ...]) -> dict[str, list[int]]:
-        """0 up to the first separator, 1 after it, for tokenizers that tell two texts apart."""
+        """Return token type ids if the tokenizer has them: 0 up to the first separator, then 1."""
         if "token_type_ids" not in self.tokenizer.model_input_names:
             return {}
         separator = self.tokenizer.sep_token or self.tokenizer.eos_token
         first = tokens.index(separator) if separator in tokens else len(tokens)
-        return {"token_type_ids": [int(at > first) for at in range(len(tokens))]}
+        return {"token_type_ids": [int(place > first) for place in range(len(tokens))]}
 
 
 def length_limit(model: Any, tokenizer: Any, max_length: int | None) -> int | None:
-    """The most tokens of a sequence: what the model takes, or fewer if that is asked for."""
-    takes = max_length_of(model.config, tokenizer)
+    """Return the largest length of a sequence: `max_length`, or what the model accepts."""
+    accepted = max_length_of(model.config, tokenizer)
     if max_length is None:
-        return takes
+        return accepted
     least = tokenizer.num_special_tokens_to_add(pair=True) + 2
     if max_length < least:
         raise InputError(
-            f"a max_length of {max_length} tokens leaves no room for text beside the special "
+            f"max_length is {max_length}, which leaves no room for text beside the special "
             f"tokens; it must be at least {least}"
         )
-    if takes is not None and max_length > takes:
-        raise InputError(f"max_length is {max_length}, and the model takes at most {takes} tokens")
+    if accepted is not None and max_length > accepted:
+        raise InputError(
+            f"max_length is {max_length}, but the model accepts at most {accepted} tokens"
+        )
     return max_length
 
 
 def batches(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
-    """Rows of like lengths, longest first, so many padded tokens at a time; always the same."""
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: (-len(row.ids), row.key)):
-        if batch and (len(batch) + 1) * len(batch[0].ids) > batch_tokens:
+    """Group rows of similar lengths into batches of at most `batch_tokens` padded tokens.
+
+    The batches depend on the rows alone: longest first, and rows of one length in their order.
+    """
+    for indices in _by_length([len(row.ids) for row in rows], batch_tokens):
+        yield [rows[index] for index in indices]
+
+
+def _by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Return the indices of each batch; a sequence longer than the budget is a batch of its own."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > budget:
             yield batch
             batch = []
-        batch.append(row)
+        batch.append(index)
     if batch:
         yield batch

@@ -1,79 +1,91 @@
-"""One block through the model: the work that an engine hands out, on this machine or another.
+"""Measure blocks of rows, on this machine or another, and merge the outcomes.
 
-An `Outcome` is plain data and depends on nothing but the rows of its blocks. Doing a block twice
-therefore gives the same outcome, and an outcome that got lost can be made again.
+An `Outcome` is plain data and depends on the rows of its blocks alone. Measuring a block again
+therefore gives the same outcome, so that a lost outcome can be replaced.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from normscope.corpus.options import CorpusOptions
 from normscope.corpus.records import Problem, Record
 from normscope.corpus.sequences import Encoder, batches
-from normscope.corpus.stream import Block
-from normscope.engine.halving import halves
+from normscope.corpus.stream import RowBlock
+from normscope.engine.batches import halves
 from normscope.errors import ExactnessError, InputError
-from normscope.measures.statistics import Measurer, Row, Settings, State, Statistic, merge
+from normscope.measures.statistics.base import Row, Statistic, StatisticState, merge
+from normscope.measures.statistics.measurer import Measurer
 
-LISTED = 20  # bad rows that are named one by one; all are counted
-GROUP = 16  # blocks that are merged among themselves before they join the rest
+LISTED = 20  # bad rows that are listed; all are counted
+GROUP = 16  # blocks that are merged with each other before they are merged with the rest
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What some blocks gave: the states, and the account of their rows."""
+    """What was measured of some blocks: the states of the statistics, and counts of the rows.
 
-    states: Mapping[str, State] = field(default_factory=dict)
-    rows: int = 0  # wanted rows, bad ones included
-    sequences: int = 0  # of these measured
-    tokens: int = 0  # in the sequences, special tokens included
-    cut: int = 0  # sequences that were too long
-    bad: Mapping[str, int] = field(default_factory=dict)  # by kind
-    problems: tuple[Problem, ...] = ()  # the first of them
+    Attributes:
+        states: The state of each statistic.
+        rows: The number of selected rows, bad ones included.
+        sequences: The number of rows that were measured.
+        tokens: The number of tokens in these sequences, special tokens included.
+        cut: The number of sequences that were too long.
+        bad: The number of bad rows of each kind.
+        problems: The first bad rows.
+    """
+
+    states: Mapping[str, StatisticState] = field(default_factory=dict)
+    rows: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    cut: int = 0
+    bad: Mapping[str, int] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
 
     def counts(self) -> dict[str, Any]:
-        """The account as plain data."""
+        """Return the counts of the rows as plain data."""
         names = ("rows", "sequences", "tokens", "cut")
         bad = dict(sorted(self.bad.items()))
         return {**{name: getattr(self, name) for name in names}, "bad": bad}
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain data; `from_dict` is its inverse."""
-        problems = [[one.where, one.kind, one.message] for one in self.problems]
+        """Return everything as plain data."""
+        problems = [[item.where, item.kind, item.message] for item in self.problems]
         return {"states": dict(self.states), **self.counts(), "problems": problems}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Outcome:
-        """The outcome that `to_dict` gave."""
-        problems = tuple(Problem(*one) for one in data["problems"])
+        """Return the outcome from what `to_dict` returned."""
+        problems = tuple(Problem(*values) for values in data["problems"])
         return cls(**{**data, "problems": problems})
 
 
-def join(statistics: Sequence[Statistic], one: Outcome, other: Outcome) -> Outcome:
-    """Two outcomes, the first one's rows before the other's, as one."""
-    kinds = {**one.bad, **other.bad}
+def join(statistics: Sequence[Statistic], first: Outcome, second: Outcome) -> Outcome:
+    """Merge two outcomes; the rows of the first come before those of the second."""
+    kinds = {**first.bad, **second.bad}
     return Outcome(
-        merge(statistics, one.states, other.states),
-        one.rows + other.rows,
-        one.sequences + other.sequences,
-        one.tokens + other.tokens,
-        one.cut + other.cut,
-        {kind: one.bad.get(kind, 0) + other.bad.get(kind, 0) for kind in kinds},
-        (one.problems + other.problems)[:LISTED],
+        merge(statistics, first.states, second.states),
+        first.rows + second.rows,
+        first.sequences + second.sequences,
+        first.tokens + second.tokens,
+        first.cut + second.cut,
+        {kind: first.bad.get(kind, 0) + second.bad.get(kind, 0) for kind in kinds},
+        (first.problems + second.problems)[:LISTED],
     )
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: whole groups of blocks merged, the blocks of the group under way merged.
+    """What was measured so far: whole groups of blocks, and the blocks of the current group.
 
-    Two levels, always the same ones, so that a long sum stays accurate and every engine, and every
-    continued run, adds up the same numbers in the same order.
+    Merging on two fixed levels keeps long sums accurate, and makes every engine and every
+    continued run add the same numbers in the same order.
     """
 
     total: Outcome = Outcome()
@@ -81,7 +93,7 @@ class Progress:
     blocks: int = 0
 
     def plus(self, statistics: Sequence[Statistic], outcome: Outcome, blocks: int = 1) -> Progress:
-        """With the next block, or with the next whole group."""
+        """Return the progress after the next block, or the next whole group of blocks."""
         group = join(statistics, self.group, outcome)
         done = self.blocks + blocks
         if done % GROUP:
@@ -89,75 +101,58 @@ class Progress:
         return Progress(join(statistics, self.total, group), Outcome(), done)
 
     def all(self, statistics: Sequence[Statistic]) -> Outcome:
-        """Everything so far."""
+        """Return the outcome of everything so far."""
         return join(statistics, self.total, self.group)
 
 
-@dataclass(frozen=True)
-class Options:
-    """How rows become numbers. Equal options, model and rows give equal numbers."""
-
-    max_length: int | None = None
-    batch_tokens: int = 4096
-    skip_bad: bool = True
-
-
-class Worker:
-    """A model that turns blocks into outcomes."""
+class CorpusWorker:
+    """A model that measures blocks of rows."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        statistics: Sequence[Statistic],
-        settings: Settings,
-        options: Options,
-        dump: Path | None = None,
+        self, model: Any, tokenizer: Any, statistics: Sequence[Statistic], options: CorpusOptions
     ) -> None:
-        self.model, self.tokenizer, self.statistics = model, tokenizer, statistics
-        self.options, self.dump = options, dump
+        self.model, self.tokenizer = model, tokenizer
+        self.statistics, self.options = statistics, options
         self.encoder = Encoder(model, tokenizer, options.max_length)
-        self.measurer = Measurer(model, tokenizer, statistics, settings)
+        self.measurer = Measurer(model, tokenizer, statistics, options.statistic_settings)
 
-    def run(self, block: Block) -> Outcome:
+    def run(self, block: RowBlock) -> Outcome:
         """Measure a block."""
-        places: dict[int, str] = {}
+        rows, cut, problems = self._encode(block)
+        places = {item.key: item.where for item in block.items if isinstance(item, Record)}
+        states: dict[str, StatisticState] = {}
+        measured: list[Row] = []
+        for batch in batches(rows, self.options.batch_tokens):
+            for part, part_states in self._measure(batch, places, problems):
+                states = merge(self.statistics, states, part_states)
+                measured += part
+        self._dump(block, measured)
+        return Outcome(
+            states,
+            rows=len(block.items),
+            sequences=len(measured),
+            tokens=sum(len(row.ids) for row in measured),
+            cut=cut,
+            bad=dict(Counter(problem.kind for problem in problems)),
+            problems=tuple(problems[:LISTED]),
+        )
+
+    def _encode(self, block: RowBlock) -> tuple[list[Row], int, list[Problem]]:
+        """Return the sequences of a block, how many of them were cut, and the bad rows."""
         rows: list[Row] = []
         problems: list[Problem] = []
         cut = 0
         for item in block.items:
-            made = self.encoder.encode(item) if isinstance(item, Record) else item
-            if isinstance(made, Problem):
-                self._bad(made, problems)
+            encoded = self.encoder.encode(item) if isinstance(item, Record) else item
+            if isinstance(encoded, Problem):
+                self._add_problem(encoded, problems)
             else:
-                assert isinstance(item, Record)
-                rows.append(made[0])
-                places[item.key] = item.where
-                cut += made[1]
-        outcome, kept = Outcome(cut=cut), list[Row]()
-        for batch in batches(rows, self.options.batch_tokens):
-            for good, states in self._measure(batch, places, problems):
-                outcome = replace(outcome, states=merge(self.statistics, outcome.states, states))
-                kept += good
-        if self.dump is not None and kept:
-            from normscope.corpus.dump import write_part
+                rows.append(encoded[0])
+                cut += encoded[1]
+        return rows, cut, problems
 
-            kept.sort(key=lambda row: row.key)
-            write_part(self.dump, block.index, self.model, self.tokenizer, kept)
-        bad: dict[str, int] = {}
-        for one in problems:
-            bad[one.kind] = bad.get(one.kind, 0) + 1
-        return replace(
-            outcome,
-            rows=len(block.items),
-            sequences=len(kept),
-            tokens=sum(len(row.ids) for row in kept),
-            bad=bad,
-            problems=tuple(problems[:LISTED]),
-        )
-
-    def _bad(self, problem: Problem, problems: list[Problem]) -> None:
-        if not self.options.skip_bad:
+    def _add_problem(self, problem: Problem, problems: list[Problem]) -> None:
+        if self.options.bad_rows == "error":
             raise InputError(
                 f"{problem}; correct the row, or have bad rows skipped and counted "
                 '(bad_rows="skip", --bad-rows skip)'
@@ -166,22 +161,32 @@ class Worker:
 
     def _measure(
         self, batch: list[Row], places: Mapping[int, str], problems: list[Problem]
-    ) -> Iterator[tuple[list[Row], dict[str, State]]]:
-        """The states of a batch; of one that fails, those of its halves, down to the bad row."""
-        full = False
+    ) -> Iterator[tuple[list[Row], dict[str, StatisticState]]]:
+        """Measure a batch, in parts if necessary, and return the rows and states of each part.
+
+        A batch that cannot be measured is halved until the bad row is alone.
+        """
+        out_of_memory = False
         try:
             states = self.measurer.measure(batch)
         except (ExactnessError, InputError) as error:
             if len(batch) == 1:
-                self._bad(Problem(places[batch[0].key], "measure", str(error)), problems)
+                self._add_problem(Problem(places[batch[0].key], "measure", str(error)), problems)
                 return
         except torch.OutOfMemoryError:
-            full = True
+            out_of_memory = True
         else:
             yield batch, states
             return
         half = len(batch) // 2
-        # A row too long for this GPU is no bad row: another one would measure it.
-        parts = halves(batch, "these rows") if full else (batch[:half], batch[half:])
+        # A row that does not fit on this GPU is not a bad row: `halves` raises an error for it.
+        parts = halves(batch, "these rows") if out_of_memory else (batch[:half], batch[half:])
         for part in parts:
             yield from self._measure(part, places, problems)
+
+    def _dump(self, block: RowBlock, rows: list[Row]) -> None:
+        if (folder := self.options.maps_folder) is not None and rows:
+            from normscope.corpus.dump import write_part
+
+            ordered = sorted(rows, key=lambda row: row.key)
+            write_part(folder, block.index, self.model, self.tokenizer, ordered)

@@ -8,18 +8,18 @@ sum of the heads (the norm of the sum).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.capture import Capture
 from normscope.capture.scores import Scores
-from normscope.foundation.shapes import Bool, Float
+from normscope.decomposition.cells import Cells
+from normscope.foundation.shapes import Float
 from normscope.kernels import (
     Grams,
     Kernels,
@@ -27,86 +27,40 @@ from normscope.kernels import (
     Scratch,
     cholesky,
     flash_norms,
-    fused,
     gram_matrices,
     product_grams,
     products_of,
     quadratic_norms,
+    triton_for,
 )
 from normscope.kernels.products import LARGEST
 
-MAPS = ("attn_w", "attn_n")
 Heads = Literal["sum", "each"]
 HEADS: tuple[Heads, ...] = ("sum", "each")
-# The largest relative gap to the model's own output that is rounding and not a mistake.
-BOUNDS = {
-    torch.float64: 1e-11,
-    torch.float32: 1e-5,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
-}
-TF32 = 5e-3  # where torch.backends.cuda.matmul.allow_tf32 is set
-TINY = torch.finfo(torch.float64).tiny
-CANCELLED = 16  # a sum this much shorter than its parts is made again in float64
-CELLS = 2  # of each row of a batch and each layer, computed again the slow way
-DRAWS = 64  # layers with cells of their own
-
-
-@dataclass(eq=False)
-class Positions:
-    """Which queries and keys of a batch are real, and random cells among them for spot checks."""
-
-    queries: Bool[Tensor, "batch query"]
-    keys: Bool[Tensor, "batch key"]
-
-    every: int = 1  # which layers are looked at: each, or one in so many
-
-    def cells(self, layer: int) -> tuple[Tensor, Tensor] | None:
-        """Queries and keys, (batch, CELLS), of the cells that a layer is judged by, if it is."""
-        if layer % self.every:
-            return None
-        i, j = self._drawn
-        return i[layer % DRAWS], j[layer % DRAWS]
-
-    @cached_property
-    def _drawn(self) -> tuple[Tensor, Tensor]:
-        return choose(self.queries, 0), choose(self.keys, 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """Some cells the slow way: every head's vector αf built whole, in float64."""
-
-    row: Tensor
-    i: Tensor  # (batch, cell)
-    j: Tensor
-    alpha: Float[Tensor, "batch cell head"]
-    vectors: Float[Tensor, "batch cell head out"]
-    context_gap: Float[Tensor, " batch"] | None  # of the same queries, where weights are made anew
-
-    def worst_of(self, gaps: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Gaps of a map, and that of the weights they were made from."""
-        return gaps if self.context_gap is None else torch.maximum(gaps, self.context_gap)
-
-    def of(self, array: Tensor) -> Tensor:
-        """The same cells of a (batch, …, query, key) map."""
-        return (
-            array[self.row, self.i, self.j]
-            if array.dim() == 3
-            else array.movedim(1, -1)[self.row, self.i, self.j]
-        )
+CANCELLED = 16  # a sum this much shorter than its parts is computed again in float64
 
 
 class AttentionDecomposition:
-    """One attention call, taken apart. Norms are float64; nothing of (query, key, hidden) size."""
+    """One attention call, decomposed. Norms are float64; no array is (query, key, hidden).
+
+    With ``rebuilt`` the sums over keys are recomputed from the recorded weights and values, which
+    is what proves a map. Without it they are read from the model's own output and ‖f‖ comes from a
+    small triangular factor of W_O: cheap, for statistics that are checked on a sample.
+    """
 
     def __init__(
-        self, captured: Capture, scratch: Scratch | None = None, kernels: Kernels = "auto"
+        self,
+        captured: Capture,
+        scratch: Scratch | None = None,
+        kernels: Kernels = "auto",
+        *,
+        rebuilt: bool = True,
     ) -> None:
-        self.captured, self.kernels = captured, kernels
+        self.captured, self.kernels, self.rebuilt = captured, kernels, rebuilt
         self.scratch = Scratch() if scratch is None else scratch
         self.value = captured.value
         self.bias = captured.projection.bias
+        self._grams: Grams | None = None
 
     @cached_property
     def weight(self) -> Float[Tensor, "head head_size out"]:
@@ -118,184 +72,163 @@ class AttentionDecomposition:
         """The attention weights as a whole."""
         return self.captured.alpha
 
-    @cached_property
+    # ---- Gram matrices
+
+    @property
     def grams(self) -> Grams:
         """Gram matrices of f, lengths of f, and the vectors of the diagonal."""
-        return self.measure(())
+        return self.measure(()) if self._grams is None else self._grams
 
     def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
-        """Gram matrices also of L_1 f, L_2 L_1 f, …; kept as ``grams``."""
+        """Compute Gram matrices also of L_1 f, L_2 L_1 f, …, and keep them as ``grams``."""
         projection = self.captured.projection
         if self.products:
             assert projection.module is not None
             products = products_of(projection.module, projection.weight, chain)
             matrices = product_grams(self.value, products, self.scratch)
             single = matrices[0].diagonal(dim1=2, dim2=3).transpose(1, 2).sqrt()
-            found = Grams(matrices, single, self._own(single))
+            self._grams = Grams(matrices, single, self._own_vectors(single))
         else:
-            own, weight = (
-                self.captured.own_weight(),
-                projection.weight if self.flash else self.weight,
-            )
-            found = gram_matrices(self.value, weight, chain, own, self.scratch, self.kernels)
-        self.__dict__["grams"] = found
-        return found
+            weight = projection.weight if self.flash else self.weight
+            own = self.captured.own_weight()
+            self._grams = gram_matrices(self.value, weight, chain, own, self.scratch, self.kernels)
+        return self._grams
 
     @property
     def products(self) -> bool:
         """Whether Gram matrices are made from products of W_O with itself."""
         projection, device = self.captured.projection, self.captured.device
         small = projection.weight.shape[0] * projection.weight.shape[1] <= LARGEST
-        ours = device.type == "cpu" and fused(self.kernels, device) is None
-        return small and ours and projection.module is not None
+        on_cpu = device.type == "cpu" and triton_for(self.kernels, device) is None
+        return small and on_cpu and projection.module is not None
 
-    def _own(self, single: Float[Tensor, "batch head key"]) -> Tensor | None:
-        """Σ_h α_ii f_h(x_i); made again in float64 where heads cancel, and rounding counts."""
-        made, weights = self.captured.own_vectors(), self.captured.own_weight()
-        if made is None or weights is None or made.dtype == torch.float64:
-            return made
-        lost = made.norm(dim=-1) < (weights * single).sum(dim=1) / CANCELLED
-        if bool(lost.any()):
-            alpha = weights.transpose(1, 2)[lost].double().unsqueeze(-1)
-            value = self.value.transpose(1, 2)[lost].double()  # row group e
+    def _own_vectors(self, single: Float[Tensor, "batch head key"]) -> Tensor | None:
+        """Σ_h α_ii f_h(x_i), computed again in float64 where heads cancel."""
+        vectors, weights = self.captured.own_vectors(), self.captured.own_weight()
+        if vectors is None or weights is None or vectors.dtype == torch.float64:
+            return vectors
+        cancelled = vectors.norm(dim=-1) < (weights * single).sum(dim=1) / CANCELLED
+        if bool(cancelled.any()):
+            alpha = weights.transpose(1, 2)[cancelled].double().unsqueeze(-1)
+            value = self.value.transpose(1, 2)[cancelled].double()  # row group e
             value = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
             rows = torch.einsum("rhe,heo->ro", alpha * value, self.weight)
-            made[lost] = rows.to(made.dtype)
-        return made
+            vectors[cancelled] = rows.to(vectors.dtype)
+        return vectors
 
     @cached_property
     def flash(self) -> bool:
         """Whether the weights are made inside the kernels that need them."""
         weights = self.captured.weights
-        made = isinstance(weights, Scores) and weights.query.element_size() == 2
-        return made and fused(self.kernels, self.captured.device) is not None
+        unwritten = isinstance(weights, Scores) and weights.query.element_size() == 2
+        return unwritten and triton_for(self.kernels, self.captured.device) is not None
 
     def rows(self, weights: bool) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
-        """Blocks of queries: their weights if wanted, and ‖L Σ_h αf‖ for each L measured."""
+        """Yield blocks of queries: their weights if wanted, and ‖L Σ_h αf‖ for each L measured."""
         if self.flash:
             factors = [cholesky(grams) for grams in self.grams.matrices]
-            for here in self.captured.blocks(written=weights):
-                alpha = self.captured.rows(here) if weights else None
-                yield here, alpha, flash_norms(self.captured.weights, factors, here)
+            for block in self.captured.blocks(written=weights):
+                alpha = self.captured.rows(block) if weights else None
+                yield block, alpha, flash_norms(self.captured.weights, factors, block)
             return
-        for here in self.captured.blocks():
-            alpha = self.captured.rows(here)
+        for block in self.captured.blocks():
+            alpha = self.captured.rows(block)
             norms = quadratic_norms(alpha, self.grams.matrices, self.scratch, self.kernels)
-            yield here, alpha, norms
+            yield block, alpha, norms
 
-    @property
+    # ---- lengths and sums
+
+    @cached_property
     def transformed_norm(self) -> Float[Tensor, "batch head key"]:
         """‖f_h(x_j)‖."""
-        return self.grams.single
-
-    def each(self, name: str) -> Float[Tensor, "batch head query key"]:
-        """``attn_w`` or ``attn_n`` of every head."""
-        if name == "attn_w":
-            return self.alpha.to(torch.promote_types(self.alpha.dtype, torch.float32))
-        return self.alpha.double() * self.transformed_norm.unsqueeze(2)
+        if self.rebuilt:
+            return self.grams.single
+        value, factor = self.value, _triangular_factor(self.captured)
+        groups, heads = value.shape[1], len(factor)
+        rows = value.to(factor.dtype).transpose(0, 1).flatten(1, 2)
+        rows = rows.repeat_interleave(heads // groups, dim=0) if groups < heads else rows
+        norms = torch.bmm(rows, factor).norm(dim=-1).double()
+        return norms.unflatten(1, (value.shape[0], value.shape[2])).transpose(0, 1)
 
     @cached_property
     def reconstructed(self) -> Float[Tensor, "batch query out"]:
         """Σ αf + b_O."""
-        return self.captured.reconstruct()
+        if self.rebuilt:
+            return self.captured.reconstruct()
+        output = self.captured.output
+        return output.to(torch.promote_types(output.dtype, torch.float32))
 
     @cached_property
-    def total(self) -> Float[Tensor, "batch query out"]:
-        """Σ αf."""
-        whole = self.reconstructed
-        return whole if self.bias is None else whole - self.bias.to(whole.dtype)
+    def own(self) -> Float[Tensor, "batch query out"] | None:
+        """Σ_h αf of the query itself; None where no key is the query itself."""
+        if not self.rebuilt:
+            return self.captured.own_vectors()
+        diagonal = self.grams.diagonal
+        return None if diagonal is None else diagonal.to(self.reconstructed.dtype)
 
-    def bias_share(self) -> Float[Tensor, "batch query"]:
+    @cached_property
+    def others(self) -> Float[Tensor, "batch query out"]:
+        """Σ αf over all other tokens."""
+        if self.own is None:
+            whole = self.reconstructed
+            return whole if self.bias is None else whole - self.bias.to(whole.dtype)
+        others = self.reconstructed - self.own
+        return others if self.bias is None else others.sub_(self.bias.to(others.dtype))
+
+    def bias_length(self) -> Float[Tensor, "batch query"]:
         """‖b_O‖: what belongs to no token, the same for every query."""
         batch, _, queries, _ = self.captured.shape
         if self.bias is None:
             return torch.zeros((batch, queries), dtype=torch.float64, device=self.captured.device)
         return self.bias.double().norm().to(self.captured.device).expand(batch, queries)
 
-    def gap(self, sums: Float[Tensor, "batch query"]) -> Float[Tensor, "batch query"]:
-        """‖Σ αf + b_O − real output‖ relative to Σ_j ‖Σ_h αf‖, the given sums, + ‖b_O‖."""
-        difference = (self.reconstructed - self.captured.output).norm(dim=-1, dtype=torch.float64)
-        return difference / (sums + self.bias_share()).clamp_min(TINY)
-
-    @cached_property
-    def own(self) -> Float[Tensor, "batch query out"] | None:
-        """Σ_h αf of the query itself; None where no key is the query itself."""
-        made = self.grams.diagonal
-        return None if made is None else made.to(self.reconstructed.dtype)
-
-    @cached_property
-    def others(self) -> Float[Tensor, "batch query out"]:
-        """Σ αf over all other tokens."""
-        if self.own is None:
-            return self.total
-        made = self.reconstructed - self.own
-        return made if self.bias is None else made.sub_(self.bias.to(made.dtype))
+    # ---- spot checks
 
     def at(self, i: Tensor, j: Tensor) -> Cells:
-        """The vectors αf of some cells, (batch, cell) each, built whole."""
+        """Build the vectors αf of some cells, (batch, cell) each, as a whole."""
         row = torch.arange(len(i), device=i.device).unsqueeze(1)
         weights = self.captured.weights
-        worst: Tensor | None = None
+        context_gap: Tensor | None = None
         if isinstance(weights, Scores):
-            whole = weights.some(i)  # batch head cell key
-            alpha = whole.gather(3, j[:, None, :, None].expand(*whole.shape[:3], 1))[..., 0]
-            alpha, worst = alpha.transpose(1, 2).double(), self._context_gap(whole, row, i)
+            rows = weights.some(i)  # batch head cell key
+            alpha = rows.gather(3, j[:, None, :, None].expand(*rows.shape[:3], 1))[..., 0]
+            alpha, context_gap = alpha.transpose(1, 2).double(), self._context_gap(rows, row, i)
         else:
             alpha = weights[row, :, i, j].double()  # batch cell head
         value = self.value[row, :, j].double()
         if value.shape[-2] != alpha.shape[-1]:
             value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
-        rows = (alpha.unsqueeze(-1) * value).flatten(0, 1).transpose(0, 1)  # head (batch cell) e
-        vectors = torch.bmm(rows, self.weight).transpose(0, 1).unflatten(0, i.shape)
-        return Cells(row, i, j, alpha, vectors, worst)
+        scaled = (alpha.unsqueeze(-1) * value).flatten(0, 1).transpose(0, 1)  # head (batch cell) e
+        vectors = torch.bmm(scaled, self.weight).transpose(0, 1).unflatten(0, i.shape)
+        return Cells(row, i, j, alpha, vectors, context_gap)
 
     def _context_gap(self, alpha: Tensor, row: Tensor, i: Tensor) -> Float[Tensor, " batch"]:
-        """Σ_j αv of some queries against what the model's fused attention made of them."""
+        """Σ_j αv of some queries against what the model's fused attention computed for them."""
         assert isinstance(self.captured.weights, Scores)
         value = self.value.to(alpha.dtype)
         value = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
-        made = (alpha @ value).transpose(1, 2)  # batch cell head e
-        gap = (made - self.captured.weights.context[row, i]).norm(dim=-1)
+        mixed = (alpha @ value).transpose(1, 2)  # batch cell head e
+        gap = (mixed - self.captured.weights.context[row, i]).norm(dim=-1)
         size = (alpha @ value.norm(dim=-1, keepdim=True)).squeeze(-1).transpose(1, 2)
         return (gap / size.clamp_min(torch.finfo(size.dtype).tiny)).flatten(1).amax(dim=1).double()
 
-    def spot_check(
-        self, name: str, values: Float[Tensor, "batch cell *head"], cells: Cells
-    ) -> Float[Tensor, " batch"]:
-        """The worst gap of ``attn_w`` or ``attn_n`` at some cells to its definition there.
 
-        The gap is relative to the sum of the norms of the cell's vectors.
-        """
-        weights = name == "attn_w"
-        parts = cells.alpha if weights else cells.vectors.norm(dim=-1)
-        if values.dim() == 3:  # of every head
-            gap = (values - parts).abs().amax(dim=-1)
-        elif weights:
-            gap = (values - parts.mean(dim=-1)).abs()
-        else:
-            gap = (values - cells.vectors.sum(dim=2).norm(dim=-1)).abs()
-        return cells.worst_of((gap / parts.sum(dim=-1).clamp_min(TINY)).amax(dim=-1))
+# Triangular factors by module, and the state of the weight that they were made from.
+_FACTORS: WeakKeyDictionary[nn.Module, tuple[Any, Tensor]] = WeakKeyDictionary()
 
 
-def ratio(
-    others: Float[Tensor, "batch query out"], own: Float[Tensor, "batch query out"] | None
-) -> Float[Tensor, "batch query"]:
-    """‖others‖ / (‖others‖ + ‖own‖): norms of sums, not sums of norms."""
-    mixed = others.norm(dim=-1)
-    kept = torch.zeros_like(mixed) if own is None else own.norm(dim=-1)
-    return mixed / (mixed + kept).clamp_min(TINY)
-
-
-@functools.lru_cache(64)
-def _chances(batch: int, seed: int, device: torch.device) -> Tensor:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.rand(DRAWS, batch, CELLS, generator=draw, dtype=torch.float64).to(device)
-
-
-def choose(real: Bool[Tensor, "batch position"], seed: int) -> Tensor:
-    """(DRAWS, batch, CELLS) positions among the real ones of each row, with replacement."""
-    chance = _chances(real.shape[0], seed, real.device)
-    count = real.sum(dim=1, keepdim=True)
-    rank = (chance * count).long().clamp_max(count - 1)  # the rank-th real one
-    order = real.to(torch.int8).argsort(dim=1, descending=True, stable=True)
-    return order.expand(DRAWS, -1, -1).gather(2, rank)
+def _triangular_factor(captured: Capture) -> Float[Tensor, "head e e"]:
+    """Rᵀ with W_O^h = Rᵀ Qᵀ, so that ‖v W_O^h‖ = ‖v Rᵀ‖; computed in float64."""
+    module, weight = captured.projection.module, captured.projection.weight
+    held = getattr(module, "weight", None)
+    known = isinstance(held, Tensor) and held.data_ptr() == weight.data_ptr()
+    # What an adapter or a quantised layer computes anew each time has no version to go by.
+    counted = known and not weight.is_inference()
+    state = (weight.data_ptr(), weight._version, weight.shape, weight.dtype) if counted else None
+    if module is None or state is None or _FACTORS.get(module, (None,))[0] != state:
+        factor = torch.linalg.qr(weight.double().transpose(1, 2), mode="r").R.transpose(1, 2)
+        factor = factor.contiguous().to(torch.promote_types(weight.dtype, torch.float32))
+        if module is None or state is None:
+            return factor
+        _FACTORS[module] = state, factor
+    return _FACTORS[module][1]

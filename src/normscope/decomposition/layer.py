@@ -1,14 +1,14 @@
-"""A whole layer, taken apart: which scopes it has, and each of them measured.
+"""One attention call of one layer, with everything that follows it: what measures look at.
 
-A scope is how far the vectors are followed. Names of the 2021 paper: ``attn_n`` (attention alone),
-``attn_res_n`` (with the residual), ``attn_res_ln_n`` (with the norm after it). Names of the 2024
-paper say what has been passed: ``atb`` (the attention block), then ``ln`` (the norm before the
-feed-forward), ``ff``, ``res`` and ``ln`` (the norm after it), each where the layout has it.
+A :class:`LayerView` gives the lengths of every scope that the layer has, the vectors themselves at
+chosen cells, and the model's own state at the end of each scope. Whatever is read from it is proved
+on the way: the gaps to the model's own states are noted, and the engine judges them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -16,240 +16,488 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from normscope.capture import Capture
 from normscope.capture.layers import LayerCapture
 from normscope.capture.projection import affine
-from normscope.decomposition.attention import AttentionDecomposition, Cells
-from normscope.decomposition.block import Factored, Known, Norm, Parts
-from normscope.decomposition.feedforward import FeedForward, FFBias, Measured, Weights
+from normscope.decomposition.attention import AttentionDecomposition
+from normscope.decomposition.block import Norm, Parts, length
+from normscope.decomposition.cells import Cells, Positions
+from normscope.decomposition.feedforward import (
+    FeedForwardSplit,
+    FeedForwardWeights,
+    FFBias,
+)
+from normscope.decomposition.maps import KEEP_NOTHING, Reduce, ScopeMap
 from normscope.decomposition.norms import norm_of
+from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Scope, Station
 from normscope.foundation.shapes import Float
-from normscope.kernels import Kernels, Linear, Scratch, fused
+from normscope.kernels import Kernels, Linear, RowInputs, Scratch, triton_for
 from normscope.models.layouts import Attention, Experts, Layout, activation_of, part
 
 Kind = Literal["self", "cross"]
 
 
 def scopes_of(layout: Layout, kind: Kind) -> tuple[str, ...]:
-    """The maps that one attention of a layer has, in the order in which the layer makes them."""
+    """List the maps of one attention of a layer, in the order in which the layer makes them."""
     block = layout.cross if kind == "cross" else layout.attention
     assert block is not None
-    names = ["attn_w", "attn_n", "attn_res_w", "attn_res_n"]
-    names += ["attn_res_ln_n"] if block.after else []
-    names += ["atb"]
     ff = layout.ff
-    if isinstance(ff, Experts) or (kind == "self" and layout.cross is not None):
-        return tuple(names)
-    passed = "atb_ln_ff" if ff.before else "atb_ff"
-    if layout.parallel:
-        return (*names, f"{passed}_res")
-    names += ["atb_ln"] if ff.before else []
-    names += [passed, f"{passed}_res"]
-    return (*names, f"{passed}_res_ln") if ff.after else tuple(names)
+    last = not isinstance(ff, Experts) and not (kind == "self" and layout.cross is not None)
+    before = ff.before is not None
+
+    def exists(scope: Scope) -> bool:
+        if scope.end in ("attention", "residual", "block"):
+            return True
+        if scope.end == "norm":
+            return block.after is not None
+        if not last or scope.ff_norm_before != before:
+            return False
+        if layout.parallel:  # the feed-forward reads the layer's input, not the attention block
+            return scope.end == "ff_residual"
+        return scope.end != "ff_norm" or ff.after is not None
+
+    return tuple(name for name, scope in SCOPES.items() if exists(scope))
 
 
-class LayerDecomposition:
-    """One attention of one layer and what follows it up to the next."""
+@dataclass(frozen=True)
+class Decomposing:
+    """How layers are decomposed."""
+
+    ff_bias: FFBias = "path"
+    memory: int = 2**31  # bytes for the largest arrays of scopes behind a feed-forward
+    kernels: Kernels = "auto"
+    rebuilt: bool = True  # see AttentionDecomposition
+
+
+class LayerView:
+    """One attention call of one layer of a batch, and what follows it up to the next call."""
 
     def __init__(
         self,
-        layer: LayerCapture,
-        kind: Kind,
+        captured: Capture,
+        layer: LayerCapture | None = None,
+        positions: Positions | None = None,
+        how: Decomposing | None = None,
         *,
-        ff_bias: FFBias = "path",
-        memory: int = 2**31,
         scratch: Scratch | None = None,
-        kernels: Kernels = "auto",
+        batch: Any = None,
     ) -> None:
-        captured = layer.cross if kind == "cross" else layer.attention
-        block = layer.layout.cross if kind == "cross" else layer.layout.attention
-        assert captured is not None
-        assert block is not None
-        self.layer, self.kind, self.captured, self.block = layer, kind, captured, block
-        self.ff_bias, self.memory = ff_bias, memory
-        self.scopes = scopes_of(layer.layout, kind)
-        self.dtypes = {captured.output.dtype}  # in which the model computed what is compared
-        self.alone = AttentionDecomposition(captured, scratch, kernels)
+        self.captured, self.layer, self.batch = captured, layer, batch
+        self.kind: Kind = captured.kind
+        self.how = Decomposing() if how is None else how
+        self.positions = (
+            Positions.all(captured.shape, captured.device) if positions is None else positions
+        )
+        self.scopes = HEAD_MAPS if layer is None else scopes_of(layer.layout, captured.kind)
+        self.dtypes = {captured.output.dtype}  # of the states that parts are compared with
+        self.attention = AttentionDecomposition(
+            captured, scratch, self.how.kernels, rebuilt=self.how.rebuilt
+        )
+        self.gaps: dict[str, Tensor] = {}  # name -> (batch,), not judged yet
         self._norms: dict[str, Norm] = {}
         self._scales: dict[str, Linear] = {}
+        self._parts: dict[Station, Parts] = {}
 
-    # ---- the chain: steps that are linear, and the parts that they make
+    @property
+    def name(self) -> str:
+        """The path of the layer, or of the attention module where no layer was recorded."""
+        return self.captured.name if self.layer is None else self.layer.name
 
-    def _steps(self, scope: str) -> tuple[Linear, ...]:
-        """What is done to the vectors αf up to the end of a scope that has no activation."""
-        block, before = self.block, self.layer.layout.ff.before
-        if scope == "attn_n":
-            return ()
-        norms = [self._norm(block.branch)]
-        scale = self._scale(block.scale)
-        if scope in ("attn_res_ln_n", "atb", "atb_ln"):
-            norms.append(self._norm(block.after))
-        if scope == "atb_ln":
-            norms.append(self._norm(before))
-        branch, *rest = (() if norm is None else (norm.linear,) for norm in norms)
-        return (*branch, *(() if scale is None else (scale,)), *(s for one in rest for s in one))
+    def rebuilt(self) -> LayerView:
+        """Return the same layer with sums recomputed from the recorded weights and values."""
+        if self.how.rebuilt:
+            return self
+        how = Decomposing(self.how.ff_bias, self.how.memory, self.how.kernels)
+        scratch = self.attention.scratch
+        return LayerView(
+            self.captured, self.layer, self.positions, how, scratch=scratch, batch=self.batch
+        )
 
-    @cached_property
-    def attention(self) -> Parts:
-        """s_ij."""
-        return Parts.of_attention(self.alone)
+    # ---- what measures ask for
 
-    @cached_property
-    def with_residual(self) -> Parts:
-        """z_ij: branch norm and multiplier, if any, and the residual."""
-        made = self.attention
-        if (branch := self._norm(self.block.branch)) is not None:
-            made = made.norm(branch)
-        if (scale := self._scale(self.block.scale)) is not None:
-            made = made.scaled(scale)
-        assert self.captured.residual is not None
-        return made.residual(self.captured.residual)
+    def maps(self, wanted: Sequence[str], reduce: Reduce | None = None) -> dict[str, ScopeMap]:
+        """Compute maps with the heads summed, in one pass over the queries, and prove them."""
+        behind = [name for name in wanted if self._is_behind(name)]
+        factored = [n for n in wanted if not self._is_behind(n) and not SCOPES[n].weight]
+        maps = self._fill(self.lengths([NORMS, *factored]), wanted, reduce)
+        if behind:
+            maps |= self._feed_forward_maps(behind)
+        return {name: maps[name] for name in wanted if name in maps}
 
-    @cached_property
-    def whole_block(self) -> Parts:
-        """The attention block: z_ij, or p_ij where a norm follows."""
-        after = self._norm(self.block.after)
-        return self.with_residual if after is None else self.with_residual.norm(after)
+    def head_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
+        """Compute the maps of attention for every head, and prove them."""
+        cells, attention = self._cells(), self.attention
+        alpha, output = attention.alpha, self.captured.output
+        weighted = alpha.double() * attention.transformed_norm.unsqueeze(2)
+        difference = (attention.reconstructed - output).norm(dim=-1, dtype=torch.float64)
+        maps = {}
+        for name in wanted:
+            scope = SCOPES[name]
+            wide = torch.promote_types(alpha.dtype, torch.float32)
+            values = alpha.to(wide) if scope.weight else weighted
+            maps[name] = ScopeMap(
+                scope,
+                self.positions.keys,
+                alpha.shape[2],
+                bias=attention.bias_length(),
+                difference=difference,
+                values=values,
+                sums=weighted.sum(dim=(1, 3)),
+            )
+            if cells is not None:
+                maps[name].at_cells = cells.of(values)
+            self._prove(maps[name], cells)
+        return maps
 
-    @cached_property
-    def into_ff(self) -> Parts:
-        """What the feed-forward reads."""
-        before = self._norm(self.layer.layout.ff.before)
-        return self.whole_block if before is None else self.whole_block.norm(before)
+    def lengths(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
+        """Measure the (query, hidden) vectors of scopes that no activation comes before.
 
-    # ---- measuring
-
-    def factored(self, wanted: Sequence[str]) -> dict[str, Factored]:
-        """The scopes asked for that no activation comes before; always ``attn_n``."""
-        chain: dict[str, Callable[[], Parts]] = {
-            "attn_n": lambda: self.attention,
-            "attn_res_n": lambda: self.with_residual,
-            "attn_res_ln_n": lambda: self.whole_block,
-            "atb": lambda: self.whole_block,
-            "atb_ln": lambda: self.into_ff,
-        }
-        if self.layer.layout.parallel:
-            # It reads the query's own state alone, so all that it adds is the query's own.
-            last = self.scopes[-1]
-            chain[last] = lambda: self.with_residual.residual(self._ff_output())
-        chosen = ["attn_n", *(name for name in wanted if name in chain and name != "attn_n")]
+        The maps that come back have no rows yet.
+        """
+        chosen = list(dict.fromkeys(wanted))
         # Scopes with the same L differ off the diagonal by a factor for each query only; an L
         # goes on where the one before it ended.
-        steps = {name: self._steps(name) for name in chosen}
+        steps = {name: self._steps(self._station(name)) for name in chosen}
         linear = sorted(set(steps.values()), key=len)
-        self.alone.measure([after[len(before) :] for before, after in pairwise(linear)])
+        if self.how.rebuilt:
+            self.attention.measure([after[len(before) :] for before, after in pairwise(linear)])
         levels = {name: linear.index(steps[name]) for name in chosen}
-        known = self._known_in_one_pass(chosen)
-        if known is not None:
-            return {
-                name: Factored(self.alone, levels[name], known[name], name != "attn_n",
-                               partial(self._cells, steps[name], known[name]))
-                for name in chosen
-            }  # fmt: skip
-        made = {name: chain[name]() for name in chosen}
+        maps = self._lengths_in_one_pass(chosen, levels, steps)
+        if maps is not None:
+            return maps
+        keys = self.positions.keys
         return {
-            name: Factored(self.alone, levels[name], Known.of(parts, self.real(name)),
-                           name != "attn_n", parts.cells)
-            for name, parts in made.items()
-        }  # fmt: skip
+            name: ScopeMap.of_parts(
+                SCOPES[name],
+                self.parts(self._station(name)),
+                self.real(name),
+                keys,
+                levels[name],
+            )
+            for name in chosen
+        }
 
-    def _cells(
-        self, steps: Sequence[Linear], known: Known, cells: Cells
+    def vectors(
+        self, scope: str, queries: Tensor, keys: Tensor
     ) -> Float[Tensor, "batch cell hidden"]:
-        """v_ij = w_i L(Σ_h αf + δ_ij x_i) at some cells of a plain block."""
+        """Build v_ij at some cells from the definition; ``queries`` and ``keys``: (batch, cell)."""
+        cells = self.attention.at(queries, keys)
+        if not self._is_behind(scope):
+            return self.parts(self._station(scope)).at(cells)
+        vectors_at = self._feed_forward_maps([scope])[scope].vectors_at
+        assert vectors_at is not None
+        return vectors_at(cells)
+
+    def prove(self, name: str, gap: Float[Tensor, " batch"]) -> None:
+        """Note a gap to the model's own state, relative to the parts, for the engine to judge."""
+        known = self.gaps.get(name)
+        self.gaps[name] = gap if known is None else torch.maximum(known, gap)
+
+    def take_gaps(self) -> dict[str, Tensor]:
+        """Return the gaps noted so far, and forget them."""
+        gaps, self.gaps = self.gaps, {}
+        return gaps
+
+    # ---- properties of the layer that statistics read
+
+    @property
+    def transformed_norm(self) -> Float[Tensor, "batch head key"]:
+        """‖f_h(x_j)‖."""
+        return self.attention.transformed_norm
+
+    @property
+    def residual(self) -> Float[Tensor, "batch query hidden"]:
+        """x_i: what the residual connection carries."""
         assert self.captured.residual is not None
-        states = self.captured.residual[cells.row, cells.i].double()
-        made = cells.vectors.sum(dim=2) + states * (cells.i == cells.j).unsqueeze(-1)
-        for step in steps:
-            made = step(made)
-        weight = known.weight
+        return self.captured.residual
+
+    @cached_property
+    def total_norm(self) -> Float[Tensor, "batch query"]:
+        """‖Σ_j s_ij‖, from the model's own output."""
+        output, bias = self.captured.output, self.captured.projection.bias
+        return length(output if bias is None else output - bias)
+
+    @property
+    def norm_after(self) -> Norm | None:
+        """The norm after the residual sum of the attention block."""
+        return self._norm(self._block.after)
+
+    # ---- filling maps
+
+    def _fill(
+        self, scopes: dict[str, ScopeMap], wanted: Sequence[str], reduce: Reduce | None
+    ) -> dict[str, ScopeMap]:
+        """Add the rows of all maps that come from Gram matrices or weights, and prove them."""
+        maps = dict(scopes)
+        queries, keys = self.captured.shape[2], self.positions.keys
+        separate = self.attention.own is None
+        weights = [name for name in wanted if SCOPES[name].weight]
+        for name in [WEIGHTS, *weights] if weights else []:
+            column = separate and SCOPES[name].with_residual
+            maps[name] = ScopeMap(SCOPES[name], keys, queries, column=column)
+        for name, scope_map in maps.items():
+            scope_map.reduce = reduce if name in wanted else KEEP_NOTHING
+            scope_map.drawn = self.positions.cells(self.captured.layer)
+        diagonal: list[Tensor] = []  # of the mean weights
+        for block, alpha, norms in self.attention.rows(bool(weights)):
+            for name in scopes:
+                maps[name].add(block, maps[name].rows(block, norms))
+            if weights:
+                assert alpha is not None
+                wide = torch.promote_types(alpha.dtype, torch.float32)
+                mean = alpha.mean(dim=1, dtype=wide)
+                for name in dict.fromkeys([WEIGHTS, *weights]):
+                    counted = SCOPES[name].with_residual
+                    rows = _residual_weights(mean, block, separate=separate) if counted else mean
+                    maps[name].add(block, rows)
+                if not separate:
+                    diagonal.append(mean.diagonal(offset=block.start, dim1=-2, dim2=-1))
+        for name in scopes:
+            maps[name].mixing_ratio = maps[name].ratio()
+        self._finish_weights(maps, weights, torch.cat(diagonal, dim=1) if diagonal else None)
+        cells = self._cells()
+        for name in wanted:
+            if name in maps:
+                self._prove(maps[name], cells)
+        return maps
+
+    def _finish_weights(
+        self, maps: dict[str, ScopeMap], weights: Sequence[str], diagonal: Tensor | None
+    ) -> None:
+        """Give maps of weights their mixing ratio, and the proof of the norms of the same call."""
+        if not weights:
+            return
+        norms, sums, at_cells = maps[NORMS], maps[WEIGHTS].sums, maps[WEIGHTS].at_cells
+        assert sums is not None
+        mixed = sums if diagonal is None else sums - diagonal
+        for name in weights:
+            maps[name].mixing_ratio = mixed / (2 if SCOPES[name].with_residual else 1)
+            maps[name].difference, maps[name].bias = norms.difference, norms.bias
+            # A weight has no vector of its own: the gap is that of the call's vectors, and cells
+            # are checked before the residual is counted.
+            maps[name].sums, maps[name].at_cells = norms.sums, at_cells
+
+    def _feed_forward_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
+        """Compute and prove the maps behind an activation, in one pass."""
+        scopes = [SCOPES[name] for name in self.scopes if self._is_behind(name)]
+        cells = self._cells()
+        maps = {}
+        for scope_map in self._feed_forward().measure(scopes, self.real, self.positions.keys):
+            name = scope_map.scope.name
+            if name not in wanted:
+                continue
+            if cells is not None:
+                assert scope_map.values is not None
+                scope_map.at_cells = cells.of(scope_map.values)
+            scope_map.mixing_ratio = scope_map.ratio()
+            self._prove(scope_map, cells)
+            maps[name] = scope_map
+        return maps
+
+    def _prove(self, scope_map: ScopeMap, cells: Cells | None) -> None:
+        """Note how far a map is from the model's own state, and its cells from the definition."""
+        gap = scope_map.gap().masked_fill(~self.positions.queries, 0).amax(dim=1)
+        if cells is not None:
+            assert scope_map.at_cells is not None
+            if scope_map.scope.weight:
+                gap = torch.maximum(gap, cells.gap(scope_map.at_cells, weight=True))
+            else:
+                gap = torch.maximum(gap, scope_map.spot_gap(cells))
+        self.prove(scope_map.scope.name, gap)
+
+    def _cells(self) -> Cells | None:
+        """Build the cells to spot-check in this layer, or return None."""
+        drawn = self.positions.cells(self.captured.layer)
+        return None if drawn is None else self.attention.at(*drawn)
+
+    # ---- the chain of parts
+
+    @property
+    def _whole(self) -> LayerCapture:
+        assert self.layer is not None
+        return self.layer
+
+    @cached_property
+    def _block(self) -> Attention:
+        block = self._whole.layout.cross if self.kind == "cross" else self._whole.layout.attention
+        assert block is not None
+        return block
+
+    def _is_behind(self, name: str) -> bool:
+        """Whether a scope of this layer passes an activation."""
+        parallel = self.layer is not None and self.layer.layout.parallel
+        return SCOPES[name].behind_feed_forward and not parallel
+
+    def _station(self, name: str) -> Station:
+        return SCOPES[name].end
+
+    def parts(self, end: Station) -> Parts:
+        """Return the parts at a station that no activation comes before."""
+        if end not in self._parts:
+            self._parts[end] = self._make_parts(end)
+        return self._parts[end]
+
+    def _make_parts(self, end: Station) -> Parts:
+        if end == "attention":
+            return Parts.of_attention(self.attention)
+        if end == "residual":
+            parts = self.parts("attention")
+            if (branch := self._norm(self._block.branch)) is not None:
+                parts = parts.norm(branch)
+            if (scale := self._scale(self._block.scale)) is not None:
+                parts = parts.scaled(scale)
+            return parts.residual(self.residual)
+        if end == "ff_residual":  # parallel: all that the feed-forward adds is the query's own
+            return self.parts("residual").residual(self._ff_output())
+        if end == "ff_input":
+            parts, norm = self.parts("block"), self._norm(self._whole.layout.ff.before)
+        else:
+            parts, norm = self.parts("residual"), self._norm(self._block.after)
+        return parts if norm is None else parts.norm(norm)
+
+    def _steps(self, end: Station) -> tuple[Linear, ...]:
+        """List what is done to the vectors αf up to a station that no activation comes before."""
+        if end == "attention":
+            return ()
+        steps = [self._linear_of(self._norm(self._block.branch)), self._scale(self._block.scale)]
+        if end in ("norm", "block", "ff_input"):
+            steps.append(self._linear_of(self._norm(self._block.after)))
+        if end == "ff_input":
+            steps.append(self._linear_of(self._norm(self._whole.layout.ff.before)))
+        return tuple(step for step in steps if step is not None)
+
+    @staticmethod
+    def _linear_of(norm: Norm | None) -> Linear | None:
+        return None if norm is None else norm.linear
+
+    def _lengths_in_one_pass(
+        self,
+        chosen: Sequence[str],
+        levels: dict[str, int],
+        steps: dict[str, tuple[Linear, ...]],
+    ) -> dict[str, ScopeMap] | None:
+        """Measure scopes by one Triton kernel where the block is a plain one, else return None."""
+        ends = {self._station(name) for name in chosen}
+        triton = triton_for(self.attention.kernels, self.captured.device)
+        if triton is None or not self.how.rebuilt or not self._is_plain(ends):
+            return None
+        own, shape = self.attention.grams.diagonal, self.captured.output.shape[:2]
+        assert own is not None
+        further, norm = self._kernel_arguments(ends)
+        rows = triton.row_lengths(
+            RowInputs(
+                self.attention.reconstructed.flatten(0, 1),
+                self.captured.output.flatten(0, 1),
+                bias=self.attention.bias,
+                own=own.flatten(0, 1),
+                **further,
+            )
+        )
+        share = self.attention.bias_length()
+        found: dict[Station, tuple[Tensor, Tensor, Tensor, Tensor, Any]] = {
+            "attention": (rows.own, rows.others, share, rows.gap, 1.0)
+        }
+        if further:
+            found["residual"] = (rows.own_residual, rows.others, share, rows.gap_residual, 1.0)
+        if norm is not None:
+            bias, weight = rows.bias_norm.view(shape), 1 / rows.sigma.view(shape)
+            found["norm"] = (rows.own_norm, rows.others_norm, bias, rows.gap_norm, weight)
+            found["ff_input"] = found["norm"]
+        if further:
+            found["block"] = found["norm" if self._block.after else "residual"]
+        maps = {}
+        for name in chosen:
+            own, others, bias, gap, weight = found[self._station(name)]
+            maps[name] = ScopeMap(
+                SCOPES[name],
+                self.positions.keys,
+                shape[1],
+                own=own.view(shape),
+                others=others.view(shape),
+                bias=bias,
+                difference=gap.view(shape),
+                weight=weight,
+                level=levels[name],
+                vectors_at=partial(self._plain_vectors, steps[name], weight, SCOPES[name]),
+            )
+        return maps
+
+    def _is_plain(self, ends: set[Station]) -> bool:
+        """Whether one kernel measures all of these: residual and at most one norm follow."""
+        if self.attention.grams.diagonal is None:
+            return False
+        if self.layer is None or ends == {"attention"}:
+            return True
+        block = self._block
+        plain = block.branch is None and block.scale is None and not self._whole.layout.parallel
         return (
-            made * weight[cells.row, cells.i].unsqueeze(-1) if isinstance(weight, Tensor) else made
+            plain
+            and not (block.after and "ff_input" in ends)
+            and (self.captured.residual is not None)
         )
 
-    def _known_in_one_pass(self, chosen: Sequence[str]) -> dict[str, Known] | None:
-        """The lengths that scopes need, by one kernel, where the block is a plain one."""
-        triton = fused(self.alone.kernels, self.captured.device)
-        block, own, residual = self.block, self.alone.grams.diagonal, self.captured.residual
-        plain = block.branch is None and block.scale is None and not self.layer.layout.parallel
-        plain = plain and not (block.after and "atb_ln" in chosen)
-        if triton is None or not plain or own is None or residual is None:
-            return None
-        path = block.after or (self.layer.layout.ff.before if "atb_ln" in chosen else None)
-        how: dict[str, Any] = {}
-        if len(chosen) > 1:
-            how = {"residual": residual.flatten(0, 1), "after_residual": _rows(self._summed())}
-        norm = self._norm(path) if how else None
+    def _kernel_arguments(self, ends: set[Station]) -> tuple[dict[str, Any], Norm | None]:
+        """Return what the kernel needs beyond attention, and the norm that it passes."""
+        if ends == {"attention"}:
+            return {}, None
+        before = self._whole.layout.ff.before if "ff_input" in ends else None
+        path = self._block.after or before
+        summed = self._residual_sum().flatten(0, 1)
+        further: dict[str, Any] = {
+            "residual": self.residual.flatten(0, 1),
+            "after_residual": summed,
+        }
+        norm = self._norm(path)
         if norm is not None:
             form = norm.parameters
-            how |= {"gamma": form.scale, "beta": form.bias, "centred": form.centred}
-            how |= {"eps": form.eps, "after_norm": _rows(self.layer.output_of(path or ""))}
-        found = triton.row_lengths(
-            _rows(self.alone.reconstructed),
-            _rows(self.captured.output),
-            bias=self.alone.bias,
-            own=_rows(own),
-            **how,
-        )
-        shape = residual.shape[:2]
+            further |= {"gamma": form.scale, "beta": form.bias, "centred": form.centred}
+            after_norm = self._whole.output_of(path or "").flatten(0, 1)
+            further |= {"eps": form.eps, "after_norm": after_norm}
+        return further, norm
 
-        def known(own: Tensor, others: Tensor, bias: Tensor, gap: Tensor, weight: Any) -> Known:
-            return Known(own.view(shape), others.view(shape), bias, gap.view(shape), weight)
+    def _plain_vectors(
+        self, steps: Sequence[Linear], weight: Tensor | float, scope: Scope, cells: Cells
+    ) -> Float[Tensor, "batch cell hidden"]:
+        """v_ij = w_i L(Σ_h αf + δ_ij x_i) at some cells of a plain block."""
+        vectors = cells.vectors.sum(dim=2)
+        if scope.with_residual:
+            states = self.residual[cells.row, cells.i].double()
+            vectors = vectors + states * (cells.i == cells.j).unsqueeze(-1)
+        for step in steps:
+            vectors = step(vectors)
+        if isinstance(weight, Tensor):
+            return vectors * weight[cells.row, cells.i].unsqueeze(-1)
+        return vectors
 
-        share = self.alone.bias_share()
-        made = {"attn_n": known(found.own, found.others, share, found.gap, 1.0)}
-        if len(chosen) > 1:
-            made["attn_res_n"] = known(
-                found.own_residual, found.others, share, found.gap_residual, 1.0
-            )
-        if norm is not None:
-            normed = known(
-                found.own_norm,
-                found.others_norm,
-                found.bias_norm.view(shape),
-                found.gap_norm,
-                1 / found.sigma.view(shape),
-            )
-            made |= {"attn_res_ln_n": normed, "atb_ln": normed}
-        made["atb"] = (
-            made["attn_res_ln_n" if block.after else "attn_res_n"] if how else made["attn_n"]
-        )
-        return made
-
-    def beyond(self, wanted: Sequence[str]) -> dict[str, Measured]:
-        """The scopes asked for behind an activation."""
-        after_ff = [scope for scope in self.scopes if "_ff" in scope]
-        if self.layer.layout.parallel or not set(wanted) & set(after_ff):
-            return {}
-        made = dict(zip(after_ff, self._feed_forward().measure(), strict=True))
-        return {name: made[name] for name in wanted if name in made}
+    # ---- the model's own states
 
     def real(self, scope: str) -> Float[Tensor, "batch query hidden"]:
-        """The model's own hidden state at the end of a scope."""
-        layer, block, ff = self.layer, self.block, self.layer.layout.ff
-        if scope == "attn_n":
+        """Return the model's own hidden state at the end of a scope."""
+        end = self._station(scope)
+        if end == "attention":
             return self.captured.output
-        if scope == "attn_res_n" or (scope == "atb" and block.after is None):
-            return self._summed()
-        if scope in ("attn_res_ln_n", "atb"):
-            assert block.after is not None
-            return layer.output_of(block.after)
-        if scope == "atb_ln":
+        layer, ff = self._whole, self._whole.layout.ff
+        if end == "residual" or (end == "block" and self._block.after is None):
+            return self._residual_sum()
+        if end in ("norm", "block"):
+            assert self._block.after is not None
+            return layer.output_of(self._block.after)
+        if end == "ff_input":
             assert ff.before is not None
             return layer.output_of(ff.before)
-        if scope.endswith("_ff"):
+        if end == "ff":
             return self._ff_output()
-        if scope.endswith("_res") and ff.after is not None:
+        if end == "ff_residual" and ff.after is not None:
             return layer.given(ff.after)
         return layer.output
 
-    def _summed(self) -> Tensor:
+    def _residual_sum(self) -> Tensor:
         """The residual sum of the attention block, where the model reads it next."""
-        layer, layout = self.layer, self.layer.layout
-        if self.block.after is not None:
-            return layer.given(self.block.after)
-        if layout.parallel:  # the model never has it: attention and feed-forward are added at once
-            assert self.captured.residual is not None
-            return self.captured.residual + self._branch_output()
+        layer, layout = self._whole, self._whole.layout
+        if self._block.after is not None:
+            return layer.given(self._block.after)
+        if layout.parallel:  # the model adds attention and feed-forward at once
+            return self.residual + self._branch_output()
         following = layout.cross if self.kind == "self" and layout.cross is not None else layout.ff
         if following.before is not None:
             return layer.given(following.before)
@@ -257,30 +505,30 @@ class LayerDecomposition:
         return layer.given(following.gate or following.first)
 
     def _branch_output(self) -> Tensor:
-        made = self.captured.output
-        if self.block.branch is not None:
-            made = self.layer.output_of(self.block.branch)
-        scale = self._scale(self.block.scale)
-        return made if scale is None else scale(made)
+        output = self.captured.output
+        if self._block.branch is not None:
+            output = self._whole.output_of(self._block.branch)
+        scale = self._scale(self._block.scale)
+        return output if scale is None else scale(output)
 
     def _ff_output(self) -> Tensor:
         """What the feed-forward's branch adds to the residual."""
-        ff = self.layer.layout.ff
+        ff = self._whole.layout.ff
         assert not isinstance(ff, Experts)
-        made = self.layer.output_of(ff.branch or ff.second)
+        output = self._whole.output_of(ff.branch or ff.second)
         scale = self._scale(ff.scale)
-        return made if scale is None else scale(made)
+        return output if scale is None else scale(output)
 
-    # ---- reading the layer's modules
+    # ---- the layer's modules
 
     def _norm(self, path: str | None) -> Norm | None:
-        """The norm at a path, as it acted; always the same object for the same path."""
+        """Return the norm at a path as it acted; always the same object for the same path."""
         if path is None:
             return None
         if path not in self._norms:
-            module, given = self.layer.module.get_submodule(path), self.layer.given(path)
-            name = f"{self.layer.name}.{path}"
-            parameters = norm_of(module, given, self.layer.output_of(path), name)
+            layer = self._whole
+            module, given = layer.module.get_submodule(path), layer.given(path)
+            parameters = norm_of(module, given, layer.output_of(path), f"{layer.name}.{path}")
             self.dtypes.add(parameters.dtype)
             self._norms[path] = Norm(parameters, given)
         return self._norms[path]
@@ -289,49 +537,55 @@ class LayerDecomposition:
         if path is None:
             return None
         if path not in self._scales:
-            found = part(self.layer.module, path)
-            if isinstance(found, Tensor):
-                factor = found.detach().double()
-            else:  # filled in on the device: nothing is sent there
-                how: Any = {"dtype": torch.float64, "device": self.captured.device}
-                factor = torch.full((), float(found), **how)
+            multiplier = part(self._whole.module, path)
+            if isinstance(multiplier, Tensor):
+                factor = multiplier.detach().double()
+            else:  # filled in on the device, so that nothing has to be sent there
+                like: Any = {"dtype": torch.float64, "device": self.captured.device}
+                factor = torch.full((), float(multiplier), **like)
             self._scales[path] = Linear(False, factor)
         return self._scales[path]
 
-    def _linear(self, path: str) -> tuple[Tensor, Tensor | None]:
-        module = self.layer.module.get_submodule(path)
-        return affine(module, f"{self.layer.name}.{path}", self.layer.given(path))
+    def _affine(self, path: str) -> tuple[Tensor, Tensor | None]:
+        layer = self._whole
+        module = layer.module.get_submodule(path)
+        return affine(module, f"{layer.name}.{path}", layer.given(path))
 
-    def _feed_forward(self) -> FeedForward:
-        ff, module = self.layer.layout.ff, self.layer.module
+    def _feed_forward(self) -> FeedForwardSplit:
+        layer, ff = self._whole, self._whole.layout.ff
         assert not isinstance(ff, Experts)
-        first, first_bias = self._linear(ff.first)
+        first, first_bias = self._affine(ff.first)
         gate: Tensor | None = None
         gate_bias: Tensor | None = None
         if ff.gate is not None:
-            gate, gate_bias = self._linear(ff.gate)
+            gate, gate_bias = self._affine(ff.gate)
         elif ff.fused is not None:
             halves = first.chunk(2, dim=1)
             biases = (None, None) if first_bias is None else first_bias.chunk(2)
             order = (0, 1) if ff.fused == "gate_first" else (1, 0)
             gate, first = halves[order[0]], halves[order[1]]
             gate_bias, first_bias = biases[order[0]], biases[order[1]]
-        second, second_bias = self._linear(ff.second)
-        weights = Weights(
-            first, first_bias, gate, gate_bias, second, second_bias, activation_of(module, ff)
-        )
-        return FeedForward(
-            weights,
-            self.into_ff,
-            self.whole_block,
+        second, second_bias = self._affine(ff.second)
+        activation = activation_of(layer.module, ff)
+        return FeedForwardSplit(
+            FeedForwardWeights(first, first_bias, gate, gate_bias, second, second_bias, activation),
+            self.parts("ff_input"),
+            self.parts("block"),
             branch=self._norm(ff.branch),
             scale=self._scale(ff.scale),
             after=self._norm(ff.after),
-            ff_bias=self.ff_bias,
-            memory=self.memory,
+            ff_bias=self.how.ff_bias,
+            memory=self.how.memory,
             dtype=torch.promote_types(self.captured.output.dtype, torch.float32),
         )
 
 
-def _rows(states: Float[Tensor, "batch query hidden"]) -> Float[Tensor, "rows hidden"]:
-    return states.flatten(0, 1)
+def _residual_weights(
+    weights: Float[Tensor, "batch rows key"], block: slice, *, separate: bool
+) -> Float[Tensor, "batch rows keys"]:
+    """½ᾱ + ½I, the 2021 paper's way to count the residual among weights."""
+    values = weights / 2
+    if separate:
+        return torch.cat([values, torch.full_like(values[..., :1], 0.5)], dim=-1)
+    values.diagonal(offset=block.start, dim1=-2, dim2=-1).add_(0.5)
+    return values

@@ -1,1 +1,1 @@
-"""What every other part builds on: shape annotations."""
+"""What every other part builds on: shape annotations, files, hashes, ranks and caches."""

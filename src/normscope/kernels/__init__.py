@@ -1,6 +1,6 @@
-"""The fast exact forms: norms of sums of vectors without a grid of vectors being built."""
+"""Fast exact kernels: norms of sums of vectors, without building the vectors of every cell."""
 
-from normscope.kernels.backend import Kernels, fused
+from normscope.kernels.backend import Kernels, triton_for
 from normscope.kernels.gram import (
     Grams,
     Linear,
@@ -10,6 +10,7 @@ from normscope.kernels.gram import (
     head_vectors,
     quadratic_norms,
 )
+from normscope.kernels.inputs import RowInputs, RowLengths, ScoreInputs
 from normscope.kernels.products import product_grams, products_of
 from normscope.kernels.scratch import Scratch
 
@@ -17,13 +18,16 @@ __all__ = [
     "Grams",
     "Kernels",
     "Linear",
+    "RowInputs",
+    "RowLengths",
+    "ScoreInputs",
     "Scratch",
     "cholesky",
     "flash_norms",
-    "fused",
     "gram_matrices",
     "head_vectors",
     "product_grams",
     "products_of",
     "quadratic_norms",
+    "triton_for",
 ]

@@ -1,4 +1,4 @@
-"""Which kernels serve: torch's own operations everywhere, Triton's on CUDA where it is there."""
+"""Choice of kernels: torch's own operations on any device, Triton's on CUDA if it is installed."""
 
 from __future__ import annotations
 
@@ -13,30 +13,38 @@ import torch
 from normscope.errors import InputError
 
 Kernels = Literal["auto", "torch", "triton"]
-LOWEST = (3, 6)  # older ones lack what the kernels use
 KERNELS: tuple[Kernels, ...] = ("auto", "torch", "triton")
+LOWEST = (3, 6)  # the first Triton version that has everything the kernels use
 
 
-def check_kernels(given: str) -> Kernels:
-    """The choice, or an error that lists the valid ones."""
+def check_kernels(name: str) -> Kernels:
+    """Return a valid choice of kernels, or raise InputError for any other name."""
     for kernels in KERNELS:
-        if given == kernels:
+        if name == kernels:
             return kernels
-    raise InputError(f"kernels is one of {', '.join(KERNELS)}, but was given {given!r}")
+    raise InputError(f"kernels must be one of {', '.join(KERNELS)}, but was given {name!r}")
 
 
-def fused(kernels: Kernels, device: torch.device) -> ModuleType | None:
-    """The Triton kernels if they are to serve on this device, otherwise None."""
+def triton_for(kernels: Kernels, device: torch.device) -> ModuleType | None:
+    """Return the module of Triton kernels if they are to be used on ``device``, else None.
+
+    Raises:
+        InputError: Triton was asked for by name and cannot run here.
+    """
     if kernels == "torch" or (kernels == "auto" and device.type != "cuda"):
         return None
-    # Without a GPU there is Triton's interpreter, which is slow and for tests.
-    runs = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-    if not runs or not _has_triton():
+    # Without a GPU there is Triton's interpreter, which is slow and meant for tests.
+    can_run = device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+    if not can_run or not _has_triton():
         if kernels == "auto":
             return None
-        lacking = f"the package triton (from {'.'.join(map(str, LOWEST))} on) is not installed"
-        why = lacking if runs else f"{device} is no CUDA device"
-        raise InputError(f'kernels="triton" cannot serve here: {why}; use kernels="auto"')
+        version = ".".join(map(str, LOWEST))
+        reason = (
+            f"the package triton (version {version} or later) is not installed"
+            if can_run
+            else f"{device} is not a CUDA device"
+        )
+        raise InputError(f'kernels="triton" cannot be used: {reason}; use kernels="auto"')
     from normscope.kernels import triton
 
     return triton
@@ -45,7 +53,7 @@ def fused(kernels: Kernels, device: torch.device) -> ModuleType | None:
 @functools.cache
 def _has_triton() -> bool:
     try:
-        found = importlib.metadata.version("triton").split(".")
+        version = importlib.metadata.version("triton").split(".")
     except importlib.metadata.PackageNotFoundError:
         return False
-    return (int(found[0]), int(found[1])) >= LOWEST
+    return (int(version[0]), int(version[1])) >= LOWEST

@@ -21,17 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.capture import Capture, capture
-from normscope.capture.layout import Layout
+from normscope.capture import Capture
+from normscope.capture.inventory import Inventory
 from normscope.capture.projection import affine
+from normscope.decomposition.layer import LayerView
 from normscope.decomposition.norms import read_norm
-from normscope.engine.labels import Labels
-from normscope.engine.runner import evaluating
+from normscope.engine.run import look
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.shapes import Float
 from normscope.models.layouts import layer_of, layout_of, part
+from normscope.models.random_inputs import random_inputs
 from normscope.results.arrays import LabelledArray, is_int
-from normscope.testing import random_inputs
 from normscope.text.limits import check_fits, max_length_of
 from normscope.text.tokens import encode, pad
 
@@ -145,7 +145,7 @@ def affine_maps(
 ) -> list[AffineMap]:
     """W_V, b_V, W_O and b_O of each layer of one stack, wherever the model keeps them."""
     _check_model(model)
-    layout = Layout(model)
+    layout = Inventory(model)
     found: dict[tuple[str, str], list[AffineMap]] = {}  # by stack and kind
     calls: list[_Call] = []  # of linear modules, since the last attention
     arguments: dict[nn.Module, list[Tensor]] = {}  # attention module -> what it was given
@@ -159,7 +159,8 @@ def affine_maps(
             # A copy: OLMo clips its values in place.
             calls.append(_Call(layout[module].name, module, given[0], made.detach().clone()))
 
-    def read(captured: Capture) -> None:
+    def read(view: LayerView) -> None:
+        captured = view.captured
         given = arguments[model.get_submodule(captured.name)]
         weight, bias = _value_projection(captured, calls, given)
         calls.clear()
@@ -220,16 +221,16 @@ def layernorm_scale(
     """
     _check_model(model)
     ready = _ready(model, tokenizer, text, inputs)
-    labels = Labels(model, ready)
     found: dict[tuple[str, str], list[tuple[float, float, str, str]]] = {}
 
-    def read(captured: Capture) -> None:
+    def read(view: LayerView) -> None:
+        captured = view.captured
         rows = found.setdefault((captured.stack, captured.kind), [])
         place, path, given = _norm_of(model, captured)
         if not path:
             rows.append((np.nan, np.nan, path, place))
             return
-        real = given[labels.real(captured)[0]]
+        real = given[view.positions.queries]
         norm = model.get_submodule(path)
         form = read_norm(norm, real, norm(real), path)
         gamma = 1.0 if form.scale is None else float(form.scale.double().abs().mean())
@@ -270,17 +271,16 @@ class _Call:
     made: Tensor
 
 
-def _run(model: nn.Module, inputs: Mapping[str, Any], read: Callable[[Capture], None]) -> None:
-    """Run the model in evaluation mode, and leave it as it was; read each attention call once."""
+def _run(model: nn.Module, inputs: Mapping[str, Any], read: Callable[[LayerView], None]) -> None:
+    """Run the model and read each attention call once."""
 
-    def first_step(captured: Capture) -> None:
-        if captured.step == 0:  # a stack that runs again has the same weights
-            read(captured)
+    def first_step(view: LayerView) -> None:
+        if view.captured.step == 0:  # a stack that runs again has the same weights
+            read(view)
 
     device = next(model.parameters()).device
     inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-    with evaluating(model), torch.no_grad(), capture(model, first_step):
-        model(**inputs)
+    look(model, inputs, first_step)
 
 
 def _value_projection(

@@ -12,10 +12,12 @@ import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.models.default import DEFAULT_MODEL, DEFAULT_REVISION, default_model_path
@@ -97,6 +99,60 @@ def load(
     if reader is not None:
         reader.name_or_path = label
     return model.to(where).eval(), reader
+
+
+def resolve(
+    model: object,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    revision: str | None = None,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Return a model that may have been given by name, and its tokenizer.
+
+    Args:
+        model: a model, which is returned as it is, or what :func:`load` takes: a folder, a name on
+            the hub, or None for the default model. A compiled model (``torch.compile``) stands
+            for the model that it was compiled from.
+        tokenizer: returned as it is; None loads the tokenizer saved with a model that is loaded.
+        revision: as for :func:`load`; without effect on a model that is loaded already.
+        dtype: the same.
+        device: the same.
+
+    Returns:
+        The model and its tokenizer. The tokenizer is None if the model was given ready and no
+        tokenizer was. The default model is loaded once in a process and shared by all callers
+        that ask for the same dtype and device: do not modify it. :func:`load` always returns a
+        new object.
+
+    Raises:
+        InputError: ``model`` is neither a module nor a name, or another argument is wrong.
+        ModelNotFoundError: as for :func:`load`.
+    """
+    if isinstance(model, nn.Module):
+        original: Any = getattr(model, "_orig_mod", model)
+        return original, tokenizer
+    if model is None and revision in (None, DEFAULT_REVISION):
+        shared, own = _default(str(default_model_path()), _dtype_of(dtype), _device_of(device))
+        return shared, own if tokenizer is None else tokenizer
+    if model is None or isinstance(model, str | os.PathLike):
+        loaded, own = load(
+            model, revision=revision, dtype=dtype, device=device, tokenizer=tokenizer is None
+        )
+        return loaded, own if tokenizer is None else tokenizer
+    raise InputError(
+        "model must be a transformers model, a folder or a name on the hub, but was given "
+        f"{type(model).__name__}"
+    )
+
+
+@lru_cache(maxsize=2)
+def _default(
+    folder: str, dtype: torch.dtype | str, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    """Load the default model for `resolve`; the folder is that of the files just checked."""
+    return load(None, dtype=dtype, device=device)
 
 
 def identity(model: PreTrainedModel | PreTrainedTokenizerBase) -> dict[str, str | None]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from normscope.foundation.files import whole_file
 from normscope.measures.statistics import Measurer, Row
-from normscope.results.files import whole_file
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.measures.statistics import Settings, Statistic, Table, choose
+from normscope.measures.statistics import Statistic, StatisticSettings, Table, choose
 from normscope.reproduce.exhibits import (
     Finding,
     figure_of,
@@ -36,7 +36,7 @@ RANKED = ("alpha", "transformed_norm")  # compared with frequency ranks
 NEAR_ZERO, STRONG = 0.2, 0.5  # |ρ| below and above which a correlation is called so
 
 
-def _statistics(settings: Settings) -> list[Statistic]:
+def _statistics(settings: StatisticSettings) -> list[Statistic]:
     return [
         *choose(["dispersion", "categories", "alpha_vs_norm"], settings),
         FrequencyPoints(settings),

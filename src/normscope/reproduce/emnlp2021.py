@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from normscope.foundation.ranks import spearman
 from normscope.measures.analysis import analyze
 from normscope.measures.properties import OUTPUT_BIAS, expansion_rate
-from normscope.measures.statistics import Settings, Statistic, Table, choose
-from normscope.measures.statistics.ranks import spearman
+from normscope.measures.statistics import Statistic, StatisticSettings, Table, choose
 from normscope.reproduce.exhibits import (
     ANALYSES,
     Finding,
@@ -50,7 +50,7 @@ PRESERVED_COLUMNS = {
 }
 
 
-def _statistics(settings: Settings) -> list[Statistic]:
+def _statistics(settings: StatisticSettings) -> list[Statistic]:
     return [*choose(["mixing", "preserve_mix"], settings), FrequencyPoints(settings)]
 
 

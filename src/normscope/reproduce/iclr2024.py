@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.decomposition.scopes import SCOPES
-from normscope.measures.statistics import Settings, Statistic, Table, choose
+from normscope.measures.statistics import Statistic, StatisticSettings, Table, choose
 from normscope.reproduce.exhibits import Finding, figure_of, rows_with, table_of
 from normscope.reproduce.measure import CorpusExperiment
 from normscope.reproduce.measurements import ExhibitPlan, Measurements
@@ -26,7 +26,7 @@ NEAR = 1  # distance of neighbouring tokens
 SMALLEST_CHANGE = 0.01  # 1 − ρ above which the feed-forward is said to change the map
 
 
-def _statistics(settings: Settings) -> list[Statistic]:
+def _statistics(settings: StatisticSettings) -> list[Statistic]:
     return [ChangeAcross(settings), *choose(["amplification"], settings)]
 
 

@@ -13,7 +13,7 @@ from normscope.corpus.records import Content, Record
 from normscope.corpus.sequences import Encoder
 from normscope.corpus.stream import select
 from normscope.errors import InputError, ModelNotFoundError
-from normscope.measures.statistics import Measurer, Row, Settings, Statistic
+from normscope.measures.statistics import Measurer, Row, Statistic, StatisticSettings
 from normscope.models import load
 from normscope.models.default import DEFAULT_MODEL
 from normscope.reproduce.cost import Cost, measure_cost, read_cost, write_cost
@@ -44,7 +44,7 @@ class CorpusExperiment:
 
     name: str
     paper: str
-    statistics: Callable[[Settings], list[Statistic]]
+    statistics: Callable[[StatisticSettings], list[Statistic]]
     exhibits: tuple[ExhibitPlan, ...]
     findings: Callable[[Measurements], list[Finding]]
     text: str | None = None  # the paper's sequences; None if they are not available
@@ -75,12 +75,12 @@ class CorpusExperiment:
             published()["sources"][self.name],
         )
 
-    def _run(self, options: ReproduceOptions) -> _Run:
+    def _run(self, options: ReproduceOptions) -> _ExperimentRun:
         sequences = read_sequences(options.data, options.sequences)
         model, tokenizer = _load_model(options)
         # Mixing ratios are those of the unmasked text if the tokenizer has no mask token.
-        masking = 0.0 if tokenizer.mask_token is None else Settings.masking
-        settings = Settings(ranks=options.ranks, seed=options.seed, masking=masking)
+        masking = 0.0 if tokenizer.mask_token is None else StatisticSettings.masking
+        settings = StatisticSettings(ranks=options.ranks, seed=options.seed, masking=masking)
         statistics = self.statistics(settings)
         if options.ranks != "ids" and any(s.name == "frequency" for s in statistics):
             statistics.append(FrequencyPointsById(settings))
@@ -96,16 +96,18 @@ class CorpusExperiment:
             settings=settings,
             limit=sequences.limit,
             sample=sample,
-            max_length=length_limit(model, tokenizer),
+            max_length=longest_sequence(model, tokenizer),
             block_rows=self.block_rows,
             checkpoint_seconds=CHECKPOINT_SECONDS,
             restart=options.restart,
         )
-        return _Run(options, sequences, model, tokenizer, statistics, settings, sample, result)
+        return _ExperimentRun(
+            options, sequences, model, tokenizer, statistics, settings, sample, result
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class _Run:
+class _ExperimentRun:
     """The inputs of a run and its result."""
 
     options: ReproduceOptions
@@ -113,7 +115,7 @@ class _Run:
     model: Any
     tokenizer: Any
     statistics: Sequence[Statistic]
-    settings: Settings
+    settings: StatisticSettings
     sample: int | float | None
     result: CorpusResult
 
@@ -136,7 +138,7 @@ def _load_model(options: ReproduceOptions) -> tuple[Any, Any]:
         ) from error
 
 
-def length_limit(model: Any, tokenizer: Any) -> int:
+def longest_sequence(model: Any, tokenizer: Any) -> int:
     """Return the papers' maximum number of tokens, or the model's if it is smaller."""
     limit = max_length_of(model.config, tokenizer)
     return LONGEST if limit is None else min(LONGEST, limit)
@@ -159,7 +161,7 @@ def _check_folder(output: Path) -> None:
 # ------------------------------------------------------------------- description of model and data
 
 
-def _rank_sources(run: _Run) -> dict[str, str]:
+def _rank_sources(run: _ExperimentRun) -> dict[str, str]:
     """Return where the ranks of each frequency table come from."""
     ranks = run.options.ranks
     sources = {"ids": "tokenizer ids", "corpus": "counts in this text"}
@@ -178,7 +180,7 @@ def is_papers_model(model: Any) -> bool:
     return name == MODEL and config.model_type == "bert" and shape == MODEL_SHAPE
 
 
-def _warnings(run: _Run, text: str | None) -> tuple[str, ...]:
+def _warnings(run: _ExperimentRun, text: str | None) -> tuple[str, ...]:
     """Return how model and text differ from the paper's."""
     warnings = []
     if not is_papers_model(run.model):
@@ -194,7 +196,7 @@ def _warnings(run: _Run, text: str | None) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _model_warning(run: _Run) -> str:
+def _model_warning(run: _ExperimentRun) -> str:
     config, name = run.model.config, run.result.identity["model"]["name"]
     layers, heads, size = (
         getattr(config, key, "?")
@@ -209,7 +211,7 @@ def _model_warning(run: _Run) -> str:
     )
 
 
-def _facts(run: _Run) -> dict[str, str]:
+def _facts(run: _ExperimentRun) -> dict[str, str]:
     model, counts = run.result.identity["model"], run.result.counts
     files = zip(run.sequences.names, run.sequences.sha256, strict=True)
     facts = {
@@ -228,7 +230,7 @@ def _facts(run: _Run) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------- cost
 
 
-def _cost(run: _Run) -> Cost | None:
+def _cost(run: _ExperimentRun) -> Cost | None:
     """Return the cost per sequence; measure it only once for a folder.
 
     It is None on a GPU, for Clark et al.'s file, and where the duration of the run is not known.
@@ -250,10 +252,10 @@ def _cost(run: _Run) -> Cost | None:
     return cost
 
 
-def _timed_rows(run: _Run) -> list[Row]:
+def _timed_rows(run: _ExperimentRun) -> list[Row]:
     """Return the first encoded sequences of the sample."""
     rows = run.sequences.rows
-    encoder = Encoder(run.model, run.tokenizer, length_limit(run.model, run.tokenizer))
+    encoder = Encoder(run.model, run.tokenizer, longest_sequence(run.model, run.tokenizer))
     selection, _ = select(len(rows), run.sequences.limit, run.sample, run.settings.seed)
     keys = [key for key in range(len(rows)) if key in selection][:TIMED]
     encoded = [encoder.encode(Record(key, "", Content(*rows[key]))) for key in keys]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError
+from normscope.foundation.files import whole_file
 from normscope.measures.statistics import Table
 from normscope.reproduce.exhibits import Exhibit, Finding, Report, format_value
 from normscope.results.arrays import printable
-from normscope.results.files import whole_file
 from normscope.show import html
 
 if TYPE_CHECKING:

@@ -10,20 +10,20 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from normscope.measures.statistics import Settings, State, Table
+from normscope.measures.statistics import StatisticSettings, StatisticState, Table
 from normscope.measures.statistics.batch import Layer
-from normscope.measures.statistics.feedforward import Change, cells_of, change_of, scope_maps
+from normscope.measures.statistics.feedforward import Change, cells_of, change_of
 from normscope.measures.statistics.frequency import Frequency
 
 
 class FrequencyPoints(Frequency):
     """The statistic `frequency`, with a table of means over the tokens of each rank."""
 
-    def result(self, state: State) -> dict[str, Table]:
+    def result(self, state: StatisticState) -> dict[str, Table]:
         table = super().result(state)["frequency"]
         return {self.name: table, f"{self.name}_points": self._points(state, table.notes)}
 
-    def _points(self, state: State, notes: str) -> Table:
+    def _points(self, state: StatisticState, notes: str) -> Table:
         columns: dict[str, Any] = {}
         for name, part in state.items():
             groups, where = np.unique(part["group"], return_inverse=True)
@@ -43,7 +43,7 @@ class FrequencyPointsById(FrequencyPoints):
 
     name: ClassVar[str] = "frequency_ids"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StatisticSettings) -> None:
         super().__init__(replace(settings, ranks="ids"))
 
 
@@ -51,7 +51,7 @@ class ChangeAcross(Change):
     """The statistic `change`, which also compares the first map with all later ones."""
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
-        maps, cells = scope_maps(layer), cells_of(layer)
+        maps, cells = layer.block_maps, cells_of(layer)
         names = list(maps)
         steps = [*pairwise(names), *((names[0], later) for later in names[2:])]
         arrays = {name: values.cpu().numpy() for name, values in maps.items()}

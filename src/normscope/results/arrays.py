@@ -13,24 +13,29 @@ from numpy.typing import DTypeLike, NDArray
 from normscope.errors import InputError, MissingExtraError
 from normscope.text.tokens import Tokens
 
-AXES = ("layer", "head", "query", "key")
-TOKEN_AXES = ("query", "key")
-DTYPES = ("float16", "float32", "float64")
+AXES = ("layer", "head", "query", "key")  # in this order where an array has them; others may follow
+TOKEN_AXES = ("query", "key")  # always have tokens
+DTYPES = ("float16", "float32", "float64", "int64")
+RESIDUAL = "residual"  # the key that stands for the decoder's own state in cross-attention
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LabelledArray:
     """A read-only array with named axes, e.g. (layer, query, key), and the tokens of its axes.
 
-    values      the numbers, float16, float32 or float64; not copied, but no longer writeable here
-    axes        their names, a subset of ("layer", "head", "query", "key") in that order
-    tokens      for "query" and "key": the tokens along that axis. An extra key that is not a
-                token of the text, such as "residual", is entered as a special token
-    labels      the coordinates along each axis, counted from 0 in the full array, so that after
-                `sel(layer=[2, 5])` they are still 2 and 5
-    name        which map it is, e.g. "attn_n"
-    key_reduce  how `words` merges keys: "sum" for what a query takes from a key; "mean" for a
-                property of the key alone, such as the norm of its transformed vector
+    Attributes:
+        values: the numbers: float16, float32, float64, or int64 for positions of keys. Not copied,
+            but read-only from here on.
+        axes: their names. Those of "layer", "head", "query", "key" that an array has come first, in
+            that order; further axes ("rank", "category") follow.
+        tokens: the tokens along an axis; "query" and "key" always have them. An extra key that is
+            not a token of the text, such as "residual", is entered as a special token.
+        labels: the coordinates along each axis, counted from 0 in the full array, so that after
+            ``sel(layer=[2, 5])`` they are still 2 and 5.
+        name: which map it is, e.g. "attn_n".
+        key_reduce: how :meth:`words` merges keys: "sum" for what a query takes from a key; "mean"
+            for a property of the key alone, such as the norm of its transformed vector.
+        signed: whether negative values are meaningful, so that zero is the middle of a scale.
     """
 
     values: NDArray[Any]
@@ -39,6 +44,7 @@ class LabelledArray:
     labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     name: str = ""
     key_reduce: str = "sum"
+    signed: bool = False
 
     def __post_init__(self) -> None:
         values = np.asarray(self.values).view()
@@ -46,15 +52,16 @@ class LabelledArray:
         axes, tokens = tuple(self.axes), dict(self.tokens)
         if values.dtype not in [np.dtype(name) for name in DTYPES]:
             raise InputError(f"{self.name!r} has dtype {values.dtype}; valid: {', '.join(DTYPES)}")
-        if axes != tuple(axis for axis in AXES if axis in axes) or len(axes) != values.ndim:
+        known = [axis for axis in AXES if axis in axes]
+        if list(axes[: len(known)]) != known or not len({*axes}) == len(axes) == values.ndim:
             raise InputError(
                 f"{self.name!r} has shape {values.shape} and axes {axes}; give one name per "
-                f"dimension out of {AXES}, in that order"
+                f"dimension, those of {AXES} first and in that order"
             )
-        if set(tokens) != {axis for axis in TOKEN_AXES if axis in axes}:
+        if not {axis for axis in TOKEN_AXES if axis in axes} <= set(tokens) <= set(axes):
             raise InputError(
                 f"{self.name!r} has axes {axes} and tokens for {sorted(tokens)}; give tokens for "
-                "exactly those of query and key that it has"
+                "those of query and key that it has"
             )
         if self.key_reduce not in ("sum", "mean"):
             raise InputError(f"key_reduce is {self.key_reduce!r}; valid: 'sum', 'mean'")
@@ -63,7 +70,7 @@ class LabelledArray:
         labels = {}
         for axis, size in zip(axes, values.shape, strict=True):
             given = (self.labels or {}).get(axis)
-            labels[axis] = tuple(range(size) if given is None else (int(one) for one in given))
+            labels[axis] = tuple(range(size) if given is None else (int(label) for label in given))
             if given is not None and (len(labels[axis]) != size or len(set(labels[axis])) != size):
                 raise InputError(
                     f"{self.name!r} has {size} {axis} entries but labels {labels[axis]}; give one "
@@ -108,13 +115,13 @@ class LabelledArray:
 
     def _facts(self) -> tuple[Any, ...]:
         """Everything but the values."""
-        kind = (self.name, self.key_reduce, self.axes, self.shape, self.dtype)
+        kind = (self.name, self.key_reduce, self.signed, self.axes, self.shape, self.dtype)
         return (*kind, self.labels, self.tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Through the constructor: NumPy forgets the read-only flag when it pickles.
-        arguments = (self.axes, self.tokens, self.labels, self.name, self.key_reduce)
-        return (LabelledArray, (self.values, *arguments))
+        facts = (self.axes, self.tokens, self.labels, self.name, self.key_reduce, self.signed)
+        return (LabelledArray, (self.values, *facts))
 
     def __repr__(self) -> str:
         sizes = ", ".join(

@@ -1,49 +1,59 @@
-"""The result of an analysis: maps with their tokens, errors and signature; saved and loaded."""
+"""The result of an analysis: labelled arrays with their tokens, errors and signature."""
 
 from __future__ import annotations
 
-import json
 import os
-import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
 from normscope.errors import InputError
-from normscope.results.arrays import LabelledArray, abridged, import_tables, merge_words
+from normscope.results.arrays import (
+    RESIDUAL,
+    LabelledArray,
+    abridged,
+    import_tables,
+    merge_words,
+)
 from normscope.text.tokens import Tokens
 
-RESIDUAL = "residual"
-FORMAT = "normscope.results.contributions"
-VERSION = 1
+__all__ = ["Contributions", "SignatureSource", "load"]
 
 
 @runtime_checkable
 class SignatureSource(Protocol):
-    """Something that can say the signature when it is asked for (hashing weights takes time)."""
+    """Something that gives the signature when it is asked for (hashing weights takes time)."""
 
     def text(self) -> str:
-        """The signature."""
+        """Return the signature."""
+
+
+def _kind(name: str, doc: str) -> property:
+    """Return a property for the arrays of one kind, by map."""
+
+    def arrays(self: Contributions) -> dict[str, LabelledArray]:
+        self._choose_a_part(name)
+        return self.extras.get(name, {})
+
+    return property(arrays, doc=doc)
 
 
 class Contributions:
     """What one analysis found: `result["attn_n"]`, its tokens, its error and its signature.
 
-    A model with one stack of layers has `maps`. A model with several (encoder, decoder, cross)
-    has `parts` instead, each a result of its own: `result.encoder["attn_n"]`.
+    A model with one stack of layers has maps. A model with several (encoder, decoder, cross) has
+    ``parts`` instead, each a result of its own: `result.encoder["attn_n"]`. Where maps were reduced
+    (`analyze(..., reduce=…)`) there are only the arrays that were kept of them.
 
-    maps              name -> (layer, query, key) or (layer, head, query, key)
-    transformed_norm  (layer, head, key)
-    tokens            of the queries
-    key_tokens        of the keys; the same as `tokens` unless given. A map may have one key
-                      more, the last, named "residual"
-    error             map name -> worst relative gap to the model's real output
-    signature         a line of text, or an object whose `text()` gives it when it is first read
-    extras            further arrays by kind and map: {"mixing_ratio": {"attn_n": (layer, query)}}
+    Args:
+        maps: name -> (layer, query, key) or (layer, head, query, key).
+        transformed_norm: (layer, head, key).
+        tokens: of the queries.
+        key_tokens: of the keys; the same as ``tokens`` unless given. A map may have one key more,
+            the last, named "residual".
+        error: map name -> worst relative gap to the model's real output.
+        signature: a line of text, or an object whose ``text()`` gives it when it is first read.
+        parts: results by name, in place of all of the above.
+        extras: further arrays by kind and map: {"mixing_ratio": {"attn_n": (layer, query)}}.
     """
 
     def __init__(
@@ -76,31 +86,37 @@ class Contributions:
                 raise InputError(f"part {name!r} must have a free name and no parts of its own")
         if self.parts:
             return
-        if self._tokens is None or self._key_tokens is None or not self._maps:
+        if self._tokens is None or self._key_tokens is None or not (self._maps or self.extras):
             raise InputError("a result needs maps and tokens, or parts")
         for name in [*self._maps, *self.extras]:
             # These are names in a saved file, where transformed_norm has its own.
             if not name.isidentifier() or name == "transformed_norm":
                 raise InputError(f"a map or an extra cannot be called {name!r}")
-        if unknown := set(self._error) - set(self._maps):
+        measured = {*self._maps, *(name for by_map in self.extras.values() for name in by_map)}
+        if unknown := set(self._error) - measured:
             raise InputError(f"error given for {sorted(unknown)}; the maps are {list(self._maps)}")
         if self._transformed_norm and self._transformed_norm.key_reduce != "mean":
             raise InputError('words are averaged in transformed_norm: give it key_reduce="mean"')
-        layers = next(iter(self._maps.values())).labels.get("layer")
+        self._check_arrays(self._tokens, self._key_tokens)
+
+    def _check_arrays(self, tokens: Tokens, key_tokens: Tokens) -> None:
+        """Raise InputError unless all arrays have the same layers and tokens."""
+        arrays = self._arrays()
+        layers = next(iter(arrays.values())).labels.get("layer")
         # The residual of cross-attention is a key of its own, the last, and no token of the source.
-        with_residual = (*self._key_tokens.strings, RESIDUAL)
-        for name, array in self._arrays().items():
+        with_residual = (*key_tokens.strings, RESIDUAL)
+        for name, array in arrays.items():
             if layers is None or array.labels.get("layer") != layers:
                 raise InputError(f"{name} does not have the same layers as the other arrays")
-            if array.tokens.get("query", self._tokens) != self._tokens:
+            if array.tokens.get("query", tokens) != tokens:
                 raise InputError(f"the query tokens of {name} are not the result's tokens")
-            keys = array.tokens.get("key", self._key_tokens)
+            keys = array.tokens.get("key", key_tokens)
             extended = keys.strings == with_residual and keys.special[-1]
-            if keys != self._key_tokens and not extended:
+            if keys != key_tokens and not extended:
                 raise InputError(f"the key tokens of {name} are not the result's key tokens")
 
     def _arrays(self) -> dict[str, LabelledArray]:
-        """Every array by a unique name: attn_n, transformed_norm, mixing_ratio/attn_n."""
+        """Return every array by a unique name: attn_n, transformed_norm, mixing_ratio/attn_n."""
         arrays = dict(self._maps)
         if self._transformed_norm is not None:
             arrays["transformed_norm"] = self._transformed_norm
@@ -120,11 +136,12 @@ class Contributions:
     def __getitem__(self, name: str) -> LabelledArray:
         self._choose_a_part(f"map {name!r}")
         if name not in self._maps:
-            raise InputError(f"there is no map {name!r} here; there is: {', '.join(self._maps)}")
+            listing = ", ".join(self._maps) or f"none, only {', '.join(self.extras)}"
+            raise InputError(f"there is no map {name!r} here; there is: {listing}")
         return self._maps[name]
 
     def keys(self) -> list[str]:
-        """The names of the maps; with several parts, of the maps that any of them has."""
+        """Return the names of the maps; with several parts, of the maps that any of them has."""
         owners = self.parts.values() or [self]
         return list(dict.fromkeys(name for owner in owners for name in owner._maps))
 
@@ -134,14 +151,17 @@ class Contributions:
     def __len__(self) -> int:
         return len(self.keys())
 
+    def __bool__(self) -> bool:
+        return True  # also where maps were reduced, and none is left
+
     def __getattr__(self, name: str) -> Contributions:
         # Reached only for names that are not ordinary attributes. Not `self.parts`: while an
         # object is being unpickled it has no attributes yet.
         parts: dict[str, Contributions] = self.__dict__.get("parts", {})
         if name in parts:
             return parts[name]
-        has = f"its parts are: {', '.join(parts)}" if parts else "it has one part, itself"
-        raise AttributeError(f"this result has no {name!r}; {has}")
+        listing = f"its parts are: {', '.join(parts)}" if parts else "it has one part, itself"
+        raise AttributeError(f"this result has no {name!r}; {listing}")
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.parts]
@@ -150,33 +170,53 @@ class Contributions:
     def tokens(self) -> Tokens:
         """The tokens along the query axis."""
         self._choose_a_part("tokens")
-        assert self._tokens is not None  # checked when made
+        assert self._tokens is not None  # checked by the constructor
         return self._tokens
 
     @property
     def key_tokens(self) -> Tokens:
         """The tokens along the key axis; those of the source in cross-attention."""
         self._choose_a_part("key_tokens")
-        assert self._key_tokens is not None  # checked when made
+        assert self._key_tokens is not None  # checked by the constructor
         return self._key_tokens
 
     @property
-    def transformed_norm(self) -> LabelledArray | None:
-        """(layer, head, key): how long each key's transformed vector is."""
+    def transformed_norm(self) -> LabelledArray:
+        """(layer, head, key): the length of each key's transformed vector."""
         self._choose_a_part("transformed_norm")
+        if self._transformed_norm is None:
+            raise InputError("this result has no transformed norms: its maps were reduced")
         return self._transformed_norm
 
-    @property
-    def mixing_ratio(self) -> dict[str, LabelledArray]:
-        """Map name -> (layer, query); empty when not computed."""
-        self._choose_a_part("mixing_ratio")
-        return self.extras.get("mixing_ratio", {})
+    mixing_ratio = _kind("mixing_ratio", "Map name -> (layer, query); empty when not computed.")
+    bias_share = _kind(
+        "bias_share", "Map name -> (layer, query): the norm of what belongs to no token."
+    )
+    row_sum = _kind("row_sum", "Map name -> (layer, query): the sum over keys, if asked for.")
+    argmax = _kind("argmax", "Map name -> (layer, query): the key that contributes most.")
+    top_key = _kind("top_key", "Map name -> (layer, query, rank): keys, the largest first, or -1.")
+    top_value = _kind("top_value", "Map name -> (layer, query, rank): their contributions.")
+    category = _kind("category", "Map name -> (layer, query, category): sums over keys.")
 
     @property
-    def bias_share(self) -> dict[str, LabelledArray]:
-        """Map name -> (layer, query): the norm of what belongs to no token; empty likewise."""
-        self._choose_a_part("bias_share")
-        return self.extras.get("bias_share", {})
+    def categories(self) -> tuple[str, ...]:
+        """The names of the categories of keys; the last is of all other keys."""
+        return next((a.tokens["category"].strings for a in self.category.values()), ())
+
+    def top(self, name: str, layer: int, query: int) -> list[tuple[str, float]]:
+        """Return the largest contributors of one query, by token; none that gives nothing."""
+        if name not in self.top_key:
+            kept = ", ".join(self.top_key) or 'none; ask for reduce=("top16",)'
+            raise InputError(f"there are no top contributors of {name!r}; there are of: {kept}")
+        names = (*self.key_tokens.strings, RESIDUAL)
+        layers, queries, _ = self.top_key[name].shape
+        if not (0 <= layer < layers and 0 <= query < queries):
+            raise InputError(
+                f"there is no layer {layer}, query {query}: layers go to {layers - 1}, queries to "
+                f"{queries - 1}"
+            )
+        keys, values = self.top_key[name][layer, query], self.top_value[name][layer, query]
+        return [(names[k], float(v)) for k, v in zip(keys, values, strict=True) if v > 0]
 
     @property
     def error(self) -> dict[str, float]:
@@ -197,9 +237,9 @@ class Contributions:
 
     @property
     def layers(self) -> int:
-        """How many layers the maps have."""
+        """How many layers the arrays have."""
         self._choose_a_part("layers")
-        return len(next(iter(self._maps.values())).labels["layer"])
+        return len(next(iter(self._arrays().values())).labels["layer"])
 
     @property
     def heads(self) -> int:
@@ -211,7 +251,7 @@ class Contributions:
         raise InputError('no array here has heads; analyse with heads="each"')
 
     def __eq__(self, other: object) -> bool:
-        """Equal in everything, the numbers bit for bit."""
+        """Compare everything, the numbers bit for bit."""
         if not isinstance(other, Contributions):
             return NotImplemented
         mine, theirs = dict(vars(self)), dict(vars(other))
@@ -222,7 +262,7 @@ class Contributions:
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The signature's source may hold the model, which has no place in a pickle.
+        # The signature's source refers to the model, which has no place in a pickle.
         return {**self.__dict__, "_signature": self.signature}
 
     def __repr__(self) -> str:
@@ -230,18 +270,21 @@ class Contributions:
             inner = [f"{name}: {part!r}" for name, part in self.parts.items()]
             return "\n  ".join([f"Contributions in {len(self.parts)} parts", *inner])
         worst = f"{max(self._error.values()):.1e}" if self._error else "not measured"
+        kinds = ", ".join(self._maps) or f"{', '.join(self.extras)} of {', '.join(self._error)}"
         return (
-            f"Contributions {', '.join(self._maps)}: {self.layers} layers, "
+            f"Contributions {kinds}: {self.layers} layers, "
             f"{len(self.tokens)} tokens ({abridged(self.tokens)}), error {worst}"
         )
 
     # ---- converting
 
     def words(self) -> Contributions:
-        """The same result with the pieces of each word merged in every array."""
+        """Return the same result with the pieces of each word merged in every array."""
         if self.parts:
             parts = {name: part.words() for name, part in self.parts.items()}
             return Contributions(signature=self._signature, parts=parts)
+        if not self._maps:
+            raise InputError("reduced maps cannot be merged into words; analyse without reduce=")
 
         def merged(arrays: dict[str, LabelledArray]) -> dict[str, LabelledArray]:
             return {name: array.words() for name, array in arrays.items()}
@@ -254,7 +297,7 @@ class Contributions:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The result in plain lists, dicts, strings and floats, ready for JSON."""
+        """Return the result in plain lists, dicts, strings and floats, ready for JSON."""
         if self.parts:
             parts = {name: part._plain() for name, part in self.parts.items()}
             return {"signature": self.signature, "error": self.error, "parts": parts}
@@ -262,17 +305,22 @@ class Contributions:
 
     def _plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = {"tokens": list(self.tokens.strings)}
-        if self.key_tokens != self.tokens:
+        if self.key_tokens != self.tokens or not self._maps:
             plain["key_tokens"] = list(self.key_tokens.strings)
         if self._transformed_norm is not None:
             plain["transformed_norm"] = self._transformed_norm.values.tolist()
-        for kind, by_map in {"maps": self._maps, **self.extras}.items():
+        kinds = {"maps": self._maps, **self.extras} if self._maps else self.extras
+        for kind, by_map in kinds.items():
             plain[kind] = {name: array.values.tolist() for name, array in by_map.items()}
+        if not self._maps:
+            plain["categories"] = list(self.categories)
         return {**plain, "error": self.error}
 
     def to_pandas(self) -> Any:
-        """All maps in one long table, with the columns "map" and, if there are parts, "part"."""
+        """Return all maps in one long table, with columns "map" and, if there are parts, "part"."""
         pandas = import_tables("pandas")
+        if not (self.parts or self._maps):
+            raise InputError("reduced maps have no table of cells; read their arrays one by one")
         column, owners = ("part", self.parts) if self.parts else ("map", self._maps)
         tables = {name: owner.to_pandas() for name, owner in owners.items()}
         return pandas.concat(tables, names=[column]).reset_index(column).reset_index(drop=True)
@@ -299,123 +347,13 @@ class Contributions:
 
         The file appears complete or not at all; a file that was there stays until then.
         """
-        from safetensors.numpy import save
+        from normscope.results.saved import save
 
-        header, tensors = _pack(self)
-        # One metadata entry, so that the same result always gives the same bytes.
-        data = save(tensors, metadata={FORMAT: json.dumps(header)})
-        try:
-            _write_atomically(Path(path).resolve(), data)
-        except OSError as problem:
-            raise InputError(
-                f"could not save to {os.fspath(path)}: {problem.strerror or problem}; nothing was "
-                "changed there; choose a folder that exists, may be written to and has room"
-            ) from problem
+        save(self, path)
 
 
 def load(path: str | os.PathLike[str]) -> Contributions:
     """Read a result that `Contributions.save` wrote."""
-    from safetensors import SafetensorError, safe_open
+    from normscope.results.saved import load
 
-    where = os.fspath(path)
-    try:
-        with safe_open(where, framework="np") as file:
-            # The header first: another program's file may be huge.
-            text = (file.metadata() or {}).get(FORMAT)
-            if text is None:
-                raise InputError("it was not saved by normscope")
-            header = json.loads(text)
-            if header["version"] > VERSION:
-                newer = f"format {header['version']}, and this normscope reads up to {VERSION}"
-                raise InputError(f"it was saved by a newer normscope ({newer}); upgrade normscope")
-            tensors = {name: file.get_tensor(name) for name in list(file.keys())}
-        return _unpack(header, tensors)
-    except SafetensorError as problem:
-        why = f"it is not a safetensors file, or it is truncated ({problem})"
-    except (OSError, InputError) as problem:
-        why = getattr(problem, "strerror", None) or str(problem)
-        with suppress(OSError):  # who may not look cannot be told more
-            why = "it is a folder" if Path(where).is_dir() else why
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as problem:
-        why = f"its header is damaged ({problem!r:.200})"
-    except RecursionError:
-        why = "its header is nested too deep"
-    raise InputError(f"could not load {where}: {why:.400}; give a file that result.save() wrote")
-
-
-def _pack(result: Contributions) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """A description of the result in plain types, and its tensors by name: "encoder/attn_n"."""
-    tensors: dict[str, NDArray[Any]] = {}
-    table: dict[Tokens, int] = {}
-
-    def number(tokens: Tokens) -> int:
-        return table.setdefault(tokens, len(table))
-
-    parts = {}
-    for part, owner in (result.parts or {"": result}).items():
-        arrays = {}
-        for name, array in owner._arrays().items():
-            # safetensors reads the memory as it lies: a transposed array must be laid out first.
-            tensors[f"{part}/{name}".lstrip("/")] = np.asarray(array.values, order="C")
-            arrays[name] = {
-                "axes": array.axes,
-                "tokens": {axis: number(tokens) for axis, tokens in array.tokens.items()},
-                "labels": array.labels,
-                "name": array.name,
-                "key_reduce": array.key_reduce,
-            }
-        parts[part] = {
-            "signature": owner.signature,
-            "tokens": number(owner.tokens),
-            "key_tokens": number(owner.key_tokens),
-            "error": {name: gap.hex() for name, gap in owner.error.items()},
-            "arrays": arrays,
-        }
-    plain_tokens = [tokens.to_dict() for tokens in table]
-    header = {"version": VERSION, "signature": result.signature, "tokens": plain_tokens}
-    return {**header, "parts": parts}, tensors
-
-
-def _unpack(header: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Contributions:
-    """Build the result that `header` describes out of `tensors`, and check that both agree."""
-    table = [Tokens.from_dict(tokens) for tokens in header["tokens"]]
-    parts = {}
-    for part, about in header["parts"].items():
-        maps: dict[str, LabelledArray] = {}
-        extras: dict[str, dict[str, LabelledArray]] = {}
-        for name, array in about["arrays"].items():
-            tensor = f"{part}/{name}".lstrip("/")
-            if tensor not in tensors:
-                raise InputError(f"tensor {tensor!r} is missing")
-            array["axes"] = tuple(array["axes"])
-            array["tokens"] = {axis: table[number] for axis, number in array["tokens"].items()}
-            array["labels"] = {axis: tuple(labels) for axis, labels in array["labels"].items()}
-            kind, _, map_name = name.rpartition("/")
-            arrays = extras.setdefault(kind, {}) if kind else maps
-            arrays[map_name] = LabelledArray(tensors.pop(tensor), **array)
-        norm = maps.pop("transformed_norm", None)
-        tokens, key_tokens = table[about["tokens"]], table[about["key_tokens"]]
-        error = {name: float.fromhex(gap) for name, gap in about["error"].items()}
-        parts[part] = Contributions(
-            maps, norm, tokens, key_tokens, error, str(about["signature"]), None, extras
-        )
-    if tensors:
-        raise InputError(f"it has tensors that its header does not name: {sorted(tensors)}")
-    if list(parts) == [""]:
-        return parts[""]
-    return Contributions(signature=str(header["signature"]), parts=parts)
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    """Write beside the target, then rename: readers see the old file or the whole new one."""
-    partial = path.with_name(f".normscope-{uuid.uuid4().hex}.tmp")
-    try:
-        with partial.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        with suppress(OSError):  # where it cannot be removed, it could not be made either
-            partial.unlink(missing_ok=True)
-        raise
+    return load(path)

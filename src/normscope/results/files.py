@@ -5,16 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import stat
 import sys
-import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from normscope.errors import InputError
+from normscope.foundation.files import check_file as check_file
+from normscope.foundation.files import whole_file as whole_file
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
 
@@ -24,31 +22,6 @@ COLUMNS = (
     *("part", "map", "layer", "head"),
     *("query", "query_token", "key", "key_token", "value"),
 )
-
-
-def check_file(path: str | os.PathLike[str], suffixes: Sequence[str], also: str = "") -> Path:
-    """The path, if a file of one of these kinds can be written there; asked before the work."""
-    given, path = os.fspath(path), Path(path)
-    if path.suffix.lower() not in suffixes:
-        raise InputError(
-            f"cannot tell from the name {given!r} what to write; it must end in one of: "
-            f"{', '.join(suffixes)}{also}"
-        )
-    try:
-        if path.is_dir():
-            raise InputError(f"{given!r} is a folder; give the name of a file in it")
-        if _is_stream(path):
-            return path
-        target = path.resolve()
-        if not target.parent.is_dir():
-            raise InputError(f"cannot write {given!r}: there is no folder {str(target.parent)!r}")
-        probe = _beside(target)
-        # Nothing but writing tells for sure: a file system may be read-only, or full.
-        probe.touch(exist_ok=False)
-    except OSError as problem:
-        raise _cannot_write(given, problem) from problem
-    probe.unlink()
-    return path
 
 
 def check_output(output: str, more: Sequence[str] = ()) -> None:
@@ -98,7 +71,7 @@ def keep_layers(result: Contributions, layers: list[int]) -> Contributions:
 
 
 def _part_layers(part: Contributions, layers: list[int]) -> Contributions:
-    norm = part.transformed_norm
+    norm = part._transformed_norm
     return Contributions(
         {name: part[name].sel(layer=layers) for name in part},
         None if norm is None else norm.sel(layer=layers),
@@ -151,51 +124,3 @@ def _cells(array: LabelledArray) -> Iterator[tuple[Any, ...]]:
             for query in queries:
                 for key in keys:
                     yield (layer, head, *query, *key, next(values))
-
-
-@contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write to that takes its name when it is complete; until then the old one stays."""
-    if _is_stream(Path(path)):
-        try:
-            with Path(path).open("wb") as file:
-                yield file
-        except OSError as problem:
-            raise _cannot_write(os.fspath(path), problem) from problem
-        return
-    target = Path(path).resolve()
-    partial = _beside(target)
-    try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            partial.chmod(target.stat().st_mode & 0o7777)  # who may read it stays as it was
-        partial.replace(target)
-    except OSError as problem:
-        raise _cannot_write(os.fspath(path), problem) from problem
-    finally:
-        with suppress(OSError):  # where it cannot be removed, it could not be made either
-            partial.unlink(missing_ok=True)
-
-
-def _is_stream(path: Path) -> bool:
-    """Whether it is a pipe or a device: written to as it is, for it cannot be replaced."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:  # it is not there, or nobody may look
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
-
-
-def _beside(target: Path) -> Path:
-    """A name for a file in the same folder, so that renaming it to the target is one step."""
-    return target.with_name(f".normscope-{uuid.uuid4().hex}.tmp")
-
-
-def _cannot_write(given: str, problem: OSError) -> InputError:
-    return InputError(
-        f"cannot write {given!r}: {problem.strerror or problem}; nothing was changed there; choose "
-        "a folder that may be written to and has room"
-    )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import platform
+import weakref
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,40 +21,57 @@ _HASHES: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 
 
 class Signature:
-    """How a result was made. Hashing the weights takes time, so the text is made when asked for."""
+    """How a result was made, in one line.
 
-    def __init__(self, model: nn.Module, tokenizer: Any, settings: dict[str, str]) -> None:
-        self.path = ""  # which way in served; known after the forward pass
-        self._made_from: tuple[nn.Module, Any] | None = (model, tokenizer)
-        self._settings = settings
+    Hashing the weights takes time, so the text is made when it is first asked for. Until then the
+    signature refers to the model weakly: it does not keep it alive. Read the signature, or save the
+    result, before the model is deleted; afterwards the line says that the weights are not known.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, settings: Mapping[str, str], path: str = ""
+    ) -> None:
+        self._model, self._tokenizer = weakref.ref(model), tokenizer
+        named: Any = model
+        self._known = identity(named)
+        self._settings, self._path = dict(settings), path
         self._state = state_of(model)
-        self._text = ""
+        self._text: str | None = None
+
+    def with_path(self, path: str) -> Signature:
+        """Return the signature of a batch that took this way into the model's attention."""
+        other = copy.copy(self)
+        other._path, other._text = path, None
+        return other
 
     def text(self) -> str:
-        """`key:value` pairs joined by `|`, always in the same order."""
-        if self._made_from is not None:
-            self._text = self._make(*self._made_from)
-            self._made_from = None  # the model may go now
+        """Return `key:value` pairs joined by `|`, always in the same order."""
+        if self._text is None:
+            fields = {
+                "model": self._known["name"],
+                "revision": self._known["revision"] or "none",
+                "weights": self._weights(),
+                "tokenizer": tokenizer_name(self._tokenizer),
+                **self._settings,
+                "path": self._path,
+                "conventions": CONVENTIONS,
+                **versions(),
+            }
+            self._text = "|".join(f"{key}:{value}" for key, value in fields.items())
+            self._tokenizer = None
         return self._text
 
-    def _make(self, model: Any, tokenizer: Any) -> str:
-        changed = state_of(model) != self._state
-        known = identity(model)
-        fields = {
-            "model": known["name"],
-            "revision": known["revision"] or "none",
-            "weights": "changed-after-analysis" if changed else "sha256=" + weights_hash(model),
-            "tokenizer": tokenizer_name(tokenizer),
-            **self._settings,
-            "path": self.path,
-            "conventions": CONVENTIONS,
-            **versions(),
-        }
-        return "|".join(f"{key}:{value}" for key, value in fields.items())
+    def _weights(self) -> str:
+        model = self._model()
+        if model is None:
+            return "deleted-before-hashing"
+        if state_of(model) != self._state:
+            return "changed-after-analysis"
+        return "sha256=" + weights_hash(model)
 
 
 def versions() -> dict[str, str]:
-    """The versions that numbers may depend on."""
+    """Return the versions that numbers may depend on."""
     import transformers
 
     from normscope import __version__
@@ -65,12 +85,12 @@ def versions() -> dict[str, str]:
 
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:
-    """Changes whenever a parameter is replaced or written to; costs no pass over the weights."""
+    """Return what changes when a parameter is replaced or written to, without reading weights."""
     return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors(model))
 
 
 def weights_hash(model: nn.Module) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes of the state, cached until it changes."""
+    """Return the SHA-256 of the state: names, dtypes, shapes, bytes; cached until it changes."""
     state = {n: t for n, t in sorted(model.state_dict().items()) if isinstance(t, torch.Tensor)}
     raw = {name: _raw(tensor) for name, tensor in state.items()}
     # Writing through `.data` leaves the version counter alone, so the bits are summed as well.
@@ -87,7 +107,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor as integers."""
+    """Return the bits of a tensor as integers."""
     sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     flat = tensor.detach().contiguous().flatten()
     if flat.is_complex():
@@ -96,7 +116,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tokenizer_name(tokenizer: Any) -> str:
-    """Class, size and a short hash of the vocabulary."""
+    """Return class, size and a short hash of the vocabulary."""
     if tokenizer is None:
         return "none"
     vocabulary = tokenizer.get_vocab()

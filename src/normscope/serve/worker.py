@@ -67,7 +67,7 @@ def load_models(
     names: list[str | None], device: str | None, dtype: str | None, max_length: int
 ) -> dict[str, ServedModel]:
     """Load models and return them by the names that requests use."""
-    from normscope.decomposition.maps import available
+    from normscope.decomposition.available import available
     from normscope.models import identity, load
     from normscope.text.limits import max_length_of
 

@@ -1,1 +1,1 @@
-"""Results for people: terminal tables, plots, pages, widgets."""
+"""Results for readers: terminal tables, plots, interactive pages, widgets, HTML reports."""

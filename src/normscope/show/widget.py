@@ -1,4 +1,4 @@
-"""The same view as a widget for Jupyter, Colab, VS Code and marimo. Needs the extra `notebook`."""
+"""The viewer as a widget for Jupyter, Colab, VS Code and marimo. Needs the extra `notebook`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from normscope.errors import MissingExtraError
 from normscope.show.page.document import asset, code
-from normscope.show.page.encode import Results, payload
+from normscope.show.page.encode import Viewable, payload
 
 
-def widget(result: Results) -> Any:
-    """A widget that shows a result, or several of the same text; it needs no network."""
+def widget(result: Viewable) -> Any:
+    """Return a widget that shows a result, or several of the same text; it needs no network."""
     try:
         import anywidget
         import traitlets
@@ -19,7 +19,7 @@ def widget(result: Results) -> Any:
         raise MissingExtraError("anywidget", "notebook") from error
 
     class Viewer(anywidget.AnyWidget):
-        """Code and style travel with the widget; the data is JSON, read and never run."""
+        """A widget that carries its code and style; the data is JSON and never executed."""
 
         _esm = code("widget")
         _css = asset("viewer.css")

@@ -14,6 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from normscope.kernels import Linear, ScoreInputs
+from normscope.kernels.gram import gram_matrices
 from tests.helpers.kernel_checks import (
     CHAINS,
     Step,
@@ -96,9 +98,8 @@ def test_flash_norms_of_head_sizes(size: int) -> None:
 
 
 @pytest.mark.parametrize("lengths", [(1, 1), (1, 70), (33, 33), (9, 40), (65, 130)])
-@pytest.mark.parametrize("window", [None, 1, 7])
-def test_flash_norms_of_lengths(lengths: tuple[int, int], window: int | None) -> None:
-    check_flash((4, 2), lengths, 32, torch.float32, window=window)
+def test_flash_norms_of_lengths(lengths: tuple[int, int]) -> None:
+    check_flash((4, 2), lengths, 32, torch.float32)
 
 
 @pytest.mark.parametrize("masked", ["", "padded", "added"])
@@ -110,21 +111,18 @@ def test_flash_norms_of_masks(causal: bool, masked: str) -> None:
 def test_a_row_that_sees_nothing() -> None:
     query, key = numbers(1, 2, 3, 32), numbers(1, 2, 3, 32)
     mask = torch.tensor([True, False, True]).view(1, 1, 3, 1).expand(1, 1, 3, 3)
-    how = {"scaling": 0.1, "causal": False, "mask": mask}
-    lse = kernels.attention_lse(query.float(), key.float(), **how)
+    inputs = ScoreInputs(query.float(), key.float(), 0.1, causal=False, mask=mask)
+    lse = kernels.attention_lse(inputs)
     assert lse[0, :, 1].isneginf().all()
     assert lse[0, :, ::2].isfinite().all()
     factors = numbers(1, 3, 2, 2, dtype=torch.float32)
-    norms = kernels.flash_norms(query.float(), key.float(), lse, factors, **how)
+    norms = kernels.flash_norms(inputs, lse, factors)
     assert (norms[0, 1] == 0).all()
     assert (norms[0, ::2] > 0).all()
 
 
 def test_a_multiplier_is_one_number_for_all_places() -> None:
     """Granite multiplies each branch by a number, which is a scale without an axis."""
-    from normscope.kernels import Linear
-    from normscope.kernels.gram import gram_matrices
-
     value, weight = torch.randn(2, 3, 5, 4), torch.randn(3, 4, 12, dtype=torch.float64)
     chain = [[Linear(False, torch.full((), 0.22, dtype=torch.float64))]]
     made, expected = (
@@ -187,7 +185,6 @@ def test_row_lengths_of_any_shape(
     size=st.sampled_from([16, 32, 40, 64]),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     causal=st.booleans(),
-    window=st.none() | st.integers(1, 20),
     masked=st.sampled_from(["", "padded", "added"]),
     batch=st.integers(1, 2),
 )
@@ -197,10 +194,8 @@ def test_flash_norms_of_any_shape(
     size: int,
     dtype: torch.dtype,
     causal: bool,
-    window: int | None,
     masked: str,
     batch: int,
 ) -> None:
     queries, before = lengths
-    window = window if causal else None
-    check_flash(heads, (queries, queries + before), size, dtype, causal, window, masked, batch)
+    check_flash(heads, (queries, queries + before), size, dtype, causal, masked, batch)

@@ -216,3 +216,80 @@ def test_one_value_has_no_correlation() -> None:
     count, rho, bound = correlation(sketch(alpha, norm, np.zeros(5, dtype=int)), 0)
     assert count == 5
     assert np.isnan([rho, bound]).all()
+
+
+# ---- how near it is, for distributions of many kinds
+
+
+def softmax(scores: Any) -> Any:
+    made = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return made / made.sum(axis=-1, keepdims=True)
+
+
+def whole_sketch(alpha: Any, norm: Any) -> dict[str, Any]:
+    keys = alpha.shape[-1]
+    real = torch.ones(1, keys, dtype=torch.bool)
+    category = torch.zeros(1, keys, dtype=torch.long)
+    found = count_pairs(
+        torch.tensor(alpha)[None],
+        torch.tensor(norm)[None],
+        category,
+        real,
+        torch.ones(1, 1, alpha.shape[1], keys, dtype=torch.bool),
+        1,
+    )
+    made = {name: tensor.numpy() for name, tensor in found.items()}
+    return {
+        "cells": add_up(made["code"], {name: made[name] for name in ("n", "alpha", "norm")}),
+        "alpha": add_up(made["alpha_code"], {"n": made["alpha_n"]}),
+        "norm": add_up(made["norm_code"], {"n": made["norm_n"]}),
+    }
+
+
+DRAW = np.random.default_rng(0)
+SHAPE = (4, 150, 150)
+NORMS = np.exp(DRAW.normal(0, 0.4, (4, 150)))
+TALL = np.log(NORMS)[:, None]
+NORMAL = DRAW.normal(size=SHAPE)
+STEPS = np.round(NORMS, 1) + 0.1
+SMOOTH = {
+    "independent": (softmax(2 * NORMAL), NORMS),
+    "opposed": (softmax(NORMAL - 2 * TALL), NORMS),
+    "weak": (softmax(2 * NORMAL - 0.3 * TALL), NORMS),
+    "long tails": (softmax(1.5 * DRAW.standard_t(3, SHAPE) + TALL), NORMS**3),
+    "two kinds of heads": (softmax(NORMAL * np.array([0.3, 1, 3, 5])[:, None, None]), NORMS),
+    "monotone": (np.broadcast_to((NORMS / NORMS.max())[:, None], SHAPE).copy(), NORMS),
+    "small": (softmax(2 * NORMAL - TALL) * 1e-9, NORMS * 1e-4),
+    "float32": (softmax(8 * NORMAL - 4 * TALL).astype(np.float32), NORMS),
+}
+TIED = {
+    "zeros": (np.where(DRAW.random(SHAPE) < 0.5, 0, softmax(NORMAL - TALL)), NORMS),
+    "equal weights": (np.round(softmax(NORMAL - TALL), 3), NORMS),
+    "equal norms": (softmax(NORMAL - np.log(STEPS)[:, None]), STEPS),
+    "both": (np.round(softmax(NORMAL - np.log(STEPS)[:, None]), 3), STEPS),
+}
+
+
+@pytest.mark.parametrize("name", [*SMOOTH, *TIED])
+def test_the_sketch_is_near_and_knows_how_near(name: str) -> None:
+    alpha, norm = (SMOOTH | TIED)[name]
+    pairs, rho, bound = correlation(whole_sketch(alpha, norm), 0)
+    exact = spearmanr(alpha.ravel(), np.broadcast_to(norm[:, None], SHAPE).ravel()).statistic
+    assert pairs == alpha.size
+    assert abs(rho - exact) <= min(bound, 2e-4)
+    if name in SMOOTH:
+        assert bound <= 0.004  # of 90,000 pairs; more pairs have a smoother distribution
+
+
+def test_the_bound_holds_where_the_sketch_is_too_coarse() -> None:
+    narrow = 1 + 0.01 * DRAW.normal(size=(4, 150))
+    for alpha in (softmax(0.01 * NORMAL + np.log(narrow)[:, None]), softmax(0.01 * NORMAL)):
+        _, rho, bound = correlation(whole_sketch(alpha, narrow), 0)
+        exact = spearmanr(alpha.ravel(), np.broadcast_to(narrow[:, None], SHAPE).ravel()).statistic
+        assert abs(rho - exact) <= bound
+
+
+def test_no_correlation_of_what_is_the_same() -> None:
+    pairs, rho, _ = correlation(whole_sketch(np.full(SHAPE, 0.1), NORMS), 0)
+    assert pairs == 90000
+    assert np.isnan(rho)

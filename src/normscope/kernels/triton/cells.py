@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators
-"""Norms of all cells of a map from α and Gram matrices."""
+"""Norms of all cells of a map, from α and Gram matrices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normscope.foundation.shapes import Float
 
-FEW = 12  # heads up to which a cell's weights fit into a thread's registers
+FEW = 12  # up to so many heads, a cell's weights fit into a thread's registers
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def _quadratic_norms_few(
     cells = (batch * queries + i)[:, None] * keys + j
     alpha += batch * alpha_b
     spots = (i.to(tl.int64) * alpha_i)[:, None] + j.to(tl.int64) * alpha_j
-    known = tl.minimum(j, keys - 1)  # instead of masks, which would take more registers
+    last = tl.minimum(j, keys - 1)  # instead of a mask, which would need more registers
     a = ()
     total = tl.zeros((BQ, BK), tl.float64)
     for h in tl.static_range(HEADS):
@@ -43,7 +43,7 @@ def _quadratic_norms_few(
     if MEAN:
         tl.store(mean + cells, (total / HEADS).to(tl.float32), real)
     for s in tl.static_range(COUNT):
-        gram = grams[s] + batch * keys + known
+        gram = grams[s] + batch * keys + last
         squares = tl.zeros((BQ, BK), tl.float64)
         for h in tl.static_range(HEADS):
             pairs = tl.zeros((BQ, BK), tl.float64)
@@ -75,12 +75,14 @@ def _quadratic_norms(
     low = tl.program_id(0) % runs * (TILES * BQ)
     j = tl.program_id(0) // runs * BK + tl.arange(0, BK)
     h = tl.arange(0, H)
-    known = (j < keys)[:, None, None]
+    key_exists = (j < keys)[:, None, None]
     alpha += batch * alpha_b + (j.to(tl.int64) * alpha_j)[:, None, None]
     first = ((batch * keys + j) * heads * heads)[:, None, None] + h[:, None] * heads + h
     for s in tl.static_range(COUNT):
-        inside = known & (h < heads)[:, None] & (h < heads)
-        gram = tl.load(grams[s] + first, inside, other=0.0)  # BK H H, stays where PARTS is 1
+        inside = key_exists & (h < heads)[:, None] & (h < heads)
+        gram = tl.load(
+            grams[s] + first, inside, other=0.0
+        )  # (BK, H, H); used as it is if PARTS is 1
         for tile in range(TILES):
             i = low + tile * BQ + tl.arange(0, BQ)
             real = (i < queries)[None, :] & (j < keys)[:, None]
@@ -100,7 +102,7 @@ def _quadratic_norms(
                         hc = c * H + h
                         spots = rows + hc.to(tl.int64) * alpha_h
                         right = tl.load(spots, real[:, :, None] & (hc < heads), other=0.0)
-                        inside = known & (hc < heads)[:, None] & (ho < heads)
+                        inside = key_exists & (hc < heads)[:, None] & (ho < heads)
                         block = grams[s] + first + c * H * heads + o * H
                         gram = tl.load(block, inside, other=0.0)
                         product = tl.dot(right.to(tl.float64), gram, product, out_dtype=tl.float64)
@@ -123,10 +125,10 @@ def quadratic_norms(
     mean: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[list[Float[Tensor, "batch query key"]], Float[Tensor, "batch query key"] | None]:
-    """√(aᵀGa) of every cell, for several G, each times a number for each query; and the mean of α.
+    """Compute √(aᵀGa) of every cell for several G, each times a scale per query; and the mean of α.
 
-    ``grams`` and ``scale`` are float64, as is the arithmetic; the maps are ``dtype``, the mean over
-    the heads is float32.
+    ``grams`` and ``scale`` are float64, as is the arithmetic; the maps are ``dtype`` and the mean
+    over the heads, which is None unless ``mean`` is True, is float32.
     """
     batch, heads, queries, keys = alpha.shape
     maps = [alpha.new_empty((batch, queries, keys), dtype=dtype) for _ in grams]
@@ -157,21 +159,21 @@ def quadratic_norms(
 
 
 def _keys_last(gram: Tensor) -> Tensor:
-    """The same matrices, in memory by (batch, head, head, key)."""
+    """The same matrices, in memory by (head, head, batch, key)."""
     batch, keys, heads, _ = gram.shape
     if gram.stride() == (keys, 1, heads * batch * keys, batch * keys):
-        return gram  # as gram_matrices makes them
-    new = gram.new_empty((heads, heads, batch, keys)).permute(2, 3, 0, 1)
-    return new.copy_(gram)
+        return gram  # as gram_matrices returns them
+    turned = gram.new_empty((heads, heads, batch, keys)).permute(2, 3, 0, 1)
+    return turned.copy_(gram)
 
 
 def _few_tile() -> dict[str, int]:
-    """Tile sizes: two cells for each thread."""
+    """Tile sizes for which each thread has two cells."""
     return {"BQ": 8, "BK": 32, "num_warps": 4}
 
 
 def _quadratic_tile(heads: int) -> dict[str, int]:
-    """Tile sizes: (keys, queries, heads) sums in float64 stay in registers."""
+    """Tile sizes for which the (keys, queries, heads) sums in float64 stay in registers."""
     width = 16 if heads <= 16 else 32
     parts = triton.cdiv(heads, width)
     return {

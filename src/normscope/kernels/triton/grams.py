@@ -28,19 +28,19 @@ def _gram_matrices(
     """
     n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
     h = tl.arange(0, H)
-    known = (h < heads)[:, None] & (n < count)  # H BN: so that a thread has all heads of a key
+    exists = (h < heads)[:, None] & (n < count)  # (H, BN): a thread has all heads of a key
     rows = vectors + ((h * count)[:, None] + n)[:, :, None] * D
     if OWN:
-        weights = tl.load(own + n * heads + h[:, None], known, other=0.0)
+        weights = tl.load(own + n * heads + h[:, None], exists, other=0.0)
     squares = tl.zeros((BN, H, H), tl.float64)
     scaled = tl.zeros((BN, H, H), tl.float64)
-    # Summed over chunks only; across threads at the end.
+    # Summed over chunks here, across threads at the end.
     means = tl.zeros((H, BN, BD), tl.float64)  # d·m_h
     sums = tl.zeros((H, BN, BD), tl.float64)  # Σ γ²f_h
     total = tl.zeros((BD,), tl.float64)  # Σ γ²
     for start in tl.range(0, D, BD, num_stages=STAGES):
         d = start + tl.arange(0, BD)
-        f = tl.load(rows + d, known[:, :, None] & (d < D), other=0.0)
+        f = tl.load(rows + d, exists[:, :, None] & (d < D), other=0.0)
         left = f.permute(1, 0, 2)
         right = f.permute(1, 2, 0)
         squares = tl.dot(left, right, squares, out_dtype=tl.float64)
@@ -56,8 +56,8 @@ def _gram_matrices(
                 total += tl.where(d < D, square, 0.0)
         if OWN:
             inside = (n < count)[:, None] & (d < D)
-            made = tl.sum(f * weights[:, :, None], axis=0)
-            tl.store(summed + n[:, None] * D + d, made, inside)
+            weighted = tl.sum(f * weights[:, :, None], axis=0)
+            tl.store(summed + n[:, None] * D + d, weighted, inside)
     pairs = n[:, None, None] * gram_n + h[:, None] * gram_r + h * gram_c
     inside = (n < count)[:, None, None] & (h < heads)[:, None] & (h < heads)
     tl.store(plain + pairs, squares, inside)
@@ -77,34 +77,34 @@ def gram_matrices(
     steps: Sequence[tuple[bool, Float[Tensor, " out"] | None]] = (),
     own: Float[Tensor, "row head"] | None = None,
 ) -> tuple[list[Float[Tensor, "row head head"]], Float[Tensor, "row out"] | None]:
-    """Gram matrices of each row's vectors, plain and after each step; and Σ_h own_h f_h.
+    """Compute Gram matrices of each row's vectors, plain and after each step, and Σ_h own_h f_h.
 
-    A step is (whether the mean is taken off, what is multiplied by); it goes on where the one
-    before it ended. All is float64; one pass over ``vectors`` for each two matrices.
+    A step is (whether the mean is subtracted, the factor or None) and acts on the result of the
+    step before it. Everything is float64; ``vectors`` are read once for every two matrices.
     """
     heads, count, size = vectors.shape
-    if heads > 32:  # large enough for the library's own product
+    if heads > 32:  # large enough for a library product
         return _gram_products(vectors, steps, own)
     vectors = vectors.contiguous()
-    # By key first or last in memory: as quadratic_norms reads them.
-    new = (count, heads, heads) if heads > FEW else (heads, heads, count)
-    grams = [vectors.new_empty(new) for _ in (None, *steps)]
+    # By key first or last in memory, as quadratic_norms reads them.
+    shape = (count, heads, heads) if heads > FEW else (heads, heads, count)
+    grams = [vectors.new_empty(shape) for _ in (None, *steps)]
     grams = grams if heads > FEW else [gram.permute(2, 0, 1) for gram in grams]
     summed = None if own is None else vectors.new_empty((count, size))
     tile = _gram_tile(heads)
     grid = (triton.cdiv(count, tile["BN"]),)
-    for at in range(0, len(grams), 2):
-        if at:
-            vectors = _transformed(_transformed(vectors, *steps[at - 2]), *steps[at - 1])
-        centred, gamma = steps[at] if at < len(steps) else (False, None)
-        first = at == 0 and own is not None
+    for index in range(0, len(grams), 2):
+        if index:
+            vectors = _transformed(_transformed(vectors, *steps[index - 2]), *steps[index - 1])
+        followed = index < len(steps)  # a second matrix in this pass
+        centred, gamma = steps[index] if followed else (False, None)
+        weights = None if own is None or index else own.contiguous()
         if vectors.numel():
             _gram_matrices[grid](
-                vectors, own.contiguous() if first and own is not None else None,
-                None if gamma is None else gamma.contiguous(),
-                grams[at], grams[at + 1] if at < len(steps) else None, summed if first else None,
-                heads, count, *grams[0].stride(),
-                D=size, STEP=at < len(steps), CENTRED=centred, OWN=first, **tile,
+                vectors, weights, None if gamma is None else gamma.contiguous(),
+                grams[index], grams[index + 1] if followed else None,
+                None if weights is None else summed, heads, count, *grams[0].stride(),
+                D=size, STEP=followed, CENTRED=centred, OWN=weights is not None, **tile,
             )  # fmt: skip
     return grams, summed
 
@@ -112,7 +112,7 @@ def gram_matrices(
 def _gram_products(
     vectors: Tensor, steps: Sequence[tuple[bool, Tensor | None]], own: Tensor | None
 ) -> tuple[list[Tensor], Tensor | None]:
-    """The same by torch's products."""
+    """The same by torch's own products."""
     rows = vectors.transpose(0, 1)
     summed = None if own is None else torch.bmm(own.unsqueeze(1), rows).squeeze(1)
     grams = [torch.bmm(rows, rows.transpose(1, 2))]
@@ -129,7 +129,7 @@ def _transformed(vectors: Tensor, centred: bool, gamma: Tensor | None) -> Tensor
 
 
 def _gram_tile(heads: int) -> dict[str, int]:
-    """Tile sizes: a warp for each key."""
+    """Tile sizes for which each key has a warp."""
     if heads <= 16:
         return {"BN": 1, "BD": 64, "H": 16, "STAGES": 3, "num_warps": 1}
     return {"BN": 4, "BD": 32, "H": 32, "STAGES": 3, "num_warps": 4}

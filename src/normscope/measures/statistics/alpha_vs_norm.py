@@ -1,4 +1,4 @@
-"""α against ‖f‖: do heads give small weights to large vectors? (2020: Table 2, Figure 5)."""
+"""α against ‖f‖: do heads give small weights to long vectors? (2020: Table 2, Figure 5)."""
 
 from __future__ import annotations
 
@@ -9,50 +9,58 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.foundation.hashing import fold
+from normscope.foundation.ranks import spearman
 from normscope.kernels import Scratch
-from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import Batch, Layer
-from normscope.measures.statistics.hashing import SCATTER, begin, fold, nonnegative
+from normscope.measures.statistics.base import StatisticState, Table
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
+from normscope.measures.statistics.hashing import SCATTER, nonnegative, sequence_hash
 from normscope.measures.statistics.joint import add_up, correlation, count_pairs
-from normscope.measures.statistics.ranks import spearman
+from normscope.measures.statistics.settings import StatisticSettings
 
-FEW = 2**18  # pairs of all categories up to which each is kept, and ρ is exact
-EVERY = 100  # one pair in so many may be in the scatter sample
+FEW = 2**18  # pairs of all categories up to which every pair is kept, and ρ is exact
+EVERY = 100  # one pair in so many is a candidate for the scatter sample
+_FEW = ("category", "alpha", "norm")
 _SAMPLE = ("order", "sequence", "layer", "head", "query", "key", "category", "alpha", "norm")
 
 
-_FEW = ("category", "alpha", "norm")
-
-
 class AlphaVersusNorm:
-    """Spearman ρ over every pair of tokens, layer and head of a category, and a sample of them."""
+    """Spearman ρ of α and ‖f‖ over all pairs of a category, layers and heads; and a sample.
+
+    A pair is a query and a key that no mask keeps apart.
+    """
 
     name: ClassVar[str] = "alpha_vs_norm"
     conditions: ClassVar[tuple[str, ...]] = ("plain",)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StatisticSettings) -> None:
         self.settings = settings
         self.scratch = Scratch()
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         category = layer.on_device(layer.inputs.category)
-        names = layer.inputs.vocabulary.names
-        counted = count_pairs(
-            layer.alpha,
-            layer.transformed_norm,
-            category,
-            layer.real,
-            layer.admitted,
-            len(names),
-            self.scratch,
-        )
-        sample = self._sample(layer, category, len(names))
-        made = {f"pairs_{name}": tensor for name, tensor in counted.items()}
-        made |= {f"few_{name}": tensor for name, tensor in self._few(layer, category).items()}
-        return made | {f"scatter_{name}": tensor for name, tensor in sample.items()}
+        categories = len(layer.inputs.vocabulary.names)
+        parts = {
+            "pairs": count_pairs(
+                layer.alpha,
+                layer.transformed_norm,
+                category,
+                layer.real,
+                layer.admitted,
+                categories,
+                self.scratch,
+            ),
+            "few": self._few(layer, category),
+            "scatter": self._sample(layer, category, categories),
+        }
+        return {
+            f"{part}_{name}": tensor
+            for part, tensors in parts.items()
+            for name, tensor in tensors.items()
+        }
 
     def _few(self, layer: Layer, category: Tensor) -> dict[str, Tensor]:
-        """Every pair, where they are few."""
+        """Return every pair of the layer if there are at most `FEW`, and none otherwise."""
         together = layer.admitted
         if together is None:
             together = torch.ones_like(layer.real)[:, None, :, None] & layer.real[:, None, None]
@@ -63,30 +71,18 @@ class AlphaVersusNorm:
         b, h, i, j = together.nonzero(as_tuple=True)
         return {
             "category": category[b, j].to(torch.int32),
-            "alpha": _steady(layer.alpha[b, h, i, j], layer.alpha.dtype),
-            "norm": _steady(layer.transformed_norm[b, h, j], layer.alpha.dtype),
+            "alpha": _rounded(layer.alpha[b, h, i, j], layer.alpha.dtype),
+            "norm": _rounded(layer.transformed_norm[b, h, j], layer.alpha.dtype),
         }
 
     def _sample(self, layer: Layer, category: Tensor, categories: int) -> dict[str, Tensor]:
-        """Of each query one key in EVERY, by a hash; of those the ones with the smallest hashes."""
-        rows, heads, queries, keys = layer.alpha.shape
-        count: Any = {"device": layer.alpha.device}
+        """Return the candidates of the layer with the smallest hashes, for each category."""
         sequence = layer.on_device(layer.inputs.keys)
-        line = fold(begin(self.settings.seed, SCATTER, sequence), layer.index)[:, None, None]
-        line = fold(line, torch.arange(heads, **count)[:, None])
-        line = fold(line, torch.arange(queries, **count))  # row head query
-        first = nonnegative(line) % EVERY
-        j = first[..., None] + torch.arange(0, keys, EVERY, **count)  # row head query some
-        inside = (j < keys) & layer.real[:, None, :, None]
-        row = torch.arange(rows, **count)[:, None, None, None]
-        inside &= layer.real[row, j.clamp_max(keys - 1)]
-        b, h, i, m = inside.nonzero(as_tuple=True)
-        j = j[b, h, i, m]
-        if layer.admitted is not None:
-            kept = layer.admitted.expand(rows, -1, -1, -1)[b, 0, i, j]
-            b, h, i, j = b[kept], h[kept], i[kept], j[kept]
-        order, of = nonnegative(fold(line[b, h, i], j)), category[b, j]
-        chosen = torch.cat([self._smallest(order, of == c) for c in range(categories)])
+        hashes, (b, h, i, j) = self._candidates(layer, sequence)
+        order, candidate_category = nonnegative(fold(hashes[b, h, i], j)), category[b, j]
+        chosen = torch.cat(
+            [self._smallest(order, candidate_category == c) for c in range(categories)]
+        )
         b, h, i, j = b[chosen], h[chosen], i[chosen], j[chosen]
         return {
             "order": order[chosen],
@@ -95,18 +91,43 @@ class AlphaVersusNorm:
             "head": h,
             "query": i,
             "key": j,
-            "category": of[chosen],
+            "category": candidate_category[chosen],
             "alpha": layer.alpha[b, h, i, j].double(),
             "norm": layer.transformed_norm[b, h, j],
         }
 
-    def _smallest(self, order: Tensor, where: Tensor) -> Tensor:
-        places = where.nonzero().squeeze(1)
+    def _candidates(
+        self, layer: Layer, sequence: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Choose one key in `EVERY` for each query, the first of them by a hash.
+
+        Returns the hashes, (row, head, query), and row, head, query and key of each candidate.
+        """
+        rows, heads, queries, keys = layer.alpha.shape
+        on_device: Any = {"device": layer.alpha.device}
+        hashes = sequence_hash(self.settings.seed, SCATTER, sequence)
+        hashes = fold(hashes, layer.index)[:, None, None]
+        hashes = fold(hashes, torch.arange(heads, **on_device)[:, None])
+        hashes = fold(hashes, torch.arange(queries, **on_device))  # row head query
+        first = nonnegative(hashes) % EVERY
+        key = first[..., None] + torch.arange(0, keys, EVERY, **on_device)  # row head query some
+        valid = (key < keys) & layer.real[:, None, :, None]
+        row = torch.arange(rows, **on_device)[:, None, None, None]
+        valid &= layer.real[row, key.clamp_max(keys - 1)]
+        b, h, i, m = valid.nonzero(as_tuple=True)
+        j = key[b, h, i, m]
+        if layer.admitted is not None:
+            kept = layer.admitted.expand(rows, -1, -1, -1)[b, 0, i, j]
+            b, h, i, j = b[kept], h[kept], i[kept], j[kept]
+        return hashes, (b, h, i, j)
+
+    def _smallest(self, order: Tensor, member: Tensor) -> Tensor:
+        places = member.nonzero().squeeze(1)
         if len(places) <= self.settings.scatter:
             return places
         return places[order[places].topk(self.settings.scatter, largest=False).indices]
 
-    def measure(self, batch: Batch) -> State:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         def joined(name: str) -> Any:
             return np.concatenate(batch.lists(name))
 
@@ -123,8 +144,8 @@ class AlphaVersusNorm:
             "scatter": self._keep({name: joined(f"scatter_{name}") for name in _SAMPLE}),
         }
 
-    def _keep(self, sample: State) -> State:
-        """The pairs with the smallest hashes of each category, in that order."""
+    def _keep(self, sample: StatisticState) -> StatisticState:
+        """Return the pairs of each category with the smallest hashes, in the order of these."""
         keys = ("key", "query", "head", "layer", "sequence", "order", "category")
         order = np.lexsort([sample[name] for name in keys])
         category = sample["category"][order]
@@ -132,25 +153,28 @@ class AlphaVersusNorm:
         kept = order[place < self.settings.scatter]
         return {name: values[kept] for name, values in sample.items()}
 
-    def merge(self, one: State, other: State) -> State:
-        total = one["total"] + other["total"]
-        a, b = one["few"], other["few"]
-        few = {name: np.concatenate([a[name], b[name]]) for name in a}
-        made: State = {"names": one["names"], "total": total}
-        made["few"] = few if total <= FEW else _none(few)
-        for part in ("cells", "alpha", "norm"):
+    def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:
+        def joined(part: str) -> dict[str, Any]:
             a, b = one[part], other[part]
-            both = {name: np.concatenate([a[name], b[name]]) for name in a}
-            made[part] = add_up(both.pop("code"), both)
-        a, b = one["scatter"], other["scatter"]
-        made["scatter"] = self._keep({name: np.concatenate([a[name], b[name]]) for name in a})
-        return made
+            return {name: np.concatenate([a[name], b[name]]) for name in a}
 
-    def result(self, state: State) -> dict[str, Table]:
-        names = state["names"]
-        few, exact = state["few"], state["total"] <= FEW
-        found = [_exactly(few, c) if exact else correlation(state, c) for c in range(len(names))]
-        pairs, rho, bound = zip(*found, strict=True)
+        few, total = joined("few"), one["total"] + other["total"]
+        state: StatisticState = {"names": one["names"], "total": total}
+        state["few"] = few if total <= FEW else _none(few)
+        for part in ("cells", "alpha", "norm"):
+            sums = joined(part)
+            state[part] = add_up(sums.pop("code"), sums)
+        state["scatter"] = self._keep(joined("scatter"))
+        return state
+
+    def result(self, state: StatisticState) -> dict[str, Table]:
+        names, few = state["names"], state["few"]
+        exact = state["total"] <= FEW
+        correlations = [
+            _exact(few, category) if exact else correlation(state, category)
+            for category in range(len(names))
+        ]
+        pairs, rho, bound = zip(*correlations, strict=True)
         sample = {name: state["scatter"][name] for name in _SAMPLE[1:]}
         sample["category"] = names[sample["category"]]
         sample["transformed_norm"] = sample.pop("norm")
@@ -170,10 +194,11 @@ class AlphaVersusNorm:
         }
 
 
-def _steady(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values without the last bits, which depend on the batch and would break ties at random.
+def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round to 16 significant bits; round numbers of a float64 model to float32.
 
-    A token in the same place of two sequences has the same f in the first layer, to rounding.
+    The last bits of a number depend on its batch. Without rounding they would order numbers that
+    are equal, such as ‖f‖ of the same token at the same position in the first layer.
     """
     if dtype == torch.float64:
         return values.float()
@@ -182,13 +207,13 @@ def _steady(values: Tensor, dtype: torch.dtype) -> Tensor:
     return ((bits >> dropped) << dropped).view(torch.float32)
 
 
-def _none(few: State) -> State:
-    """No pair at all."""
+def _none(few: StatisticState) -> StatisticState:
+    """Return the same columns without any pair."""
     return {name: values[:0] for name, values in few.items()}
 
 
-def _exactly(few: State, category: int) -> tuple[int, float, float]:
-    """Pairs of a category and their ρ, with nothing left to bound."""
-    here = few["category"] == category
-    rho = spearman(few["alpha"][here], few["norm"][here])
-    return int(here.sum()), rho, 0.0 if rho == rho else rho
+def _exact(few: StatisticState, category: int) -> tuple[int, float, float]:
+    """Return the number of pairs of a category, their ρ, and its error, which is 0."""
+    member = few["category"] == category
+    rho = spearman(few["alpha"][member], few["norm"][member])
+    return int(member.sum()), rho, 0.0 if rho == rho else rho

@@ -5,35 +5,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from normscope.decomposition.attention import TINY
-from normscope.decomposition.layer import LayerDecomposition
-from normscope.decomposition.maps import bound_of
+from normscope.decomposition.cells import TINY
 from normscope.foundation.shapes import Float
 from normscope.measures.statistics.batch import Layer
 
-CHECKED = 256  # one sequence in so many, and the first
+CHECKED = 256  # check one sequence in this many, and the first
 
 
 def worst_gap(layer: Layer) -> Float[Tensor, " row"]:
-    """How far a layer's numbers are from its decomposition, in units of what rounding explains.
+    """Return how far a layer's numbers are from its decomposition, relative to the parts.
 
-    The decomposition makes α·f from the recorded weights and values, and has been shown equal to
-    the model's own output; here the output stands for it, and lengths take another way.
+    The decomposition computes α·f from the recorded weights and values, and is equal to the model's
+    own output; the statistics read that output and measure lengths in another way.
     """
-    taken = LayerDecomposition(layer.whole, "self")
-    scopes = taken.factored(layer.scopes)
+    view = layer.view.rebuilt()
+    scopes = view.lengths(layer.scopes)
+    layer.view.dtypes |= view.dtypes
     real = layer.real
-    exact = taken.alone.transformed_norm
+    exact = view.transformed_norm
     size = exact.amax(dim=(1, 2), keepdim=True).clamp_min(TINY)
-    away = (layer.transformed_norm - exact).abs() / size
-    gaps = [away.amax(dim=1).masked_fill(~real, 0).amax(dim=1)]
+    difference = (layer.transformed_norm - exact).abs() / size
+    gaps = [difference.amax(dim=1).masked_fill(~real, 0).amax(dim=1)]
     for name, (own, others) in layer.lengths.items():
-        known = scopes[name].known
-        # Lengths in the units of the sum's own parts: where they cancel, rounding is theirs.
+        known = scopes[name]
+        assert known.own is not None
+        assert known.others is not None
+        assert known.bias is not None
+        assert known.difference is not None
+        # Relative to the sum's own parts: where they cancel, the rounding is theirs.
         parts = (known.own + known.others + known.bias).clamp_min(TINY)
         wrong = (known.own - own).abs() + (known.others - others).abs() + known.difference
         gaps.append((wrong / parts).masked_fill(~real, 0).amax(dim=1))
-        ratio = (layer.mixing_ratio[name] - scopes[name].mixing_ratio()).abs()
+        ratio = (layer.mixing_ratio[name] - known.ratio()).abs()
         scale = (known.own + known.others) / parts
         gaps.append((ratio * scale).masked_fill(~real, 0).amax(dim=1))
-    return torch.stack(gaps).amax(dim=0) / bound_of(taken.dtypes)
+    return torch.stack(gaps).amax(dim=0)

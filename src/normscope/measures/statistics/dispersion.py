@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.measures.statistics.base import StatisticState, Table
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import (
     grid,
     merge_moments,
@@ -16,33 +16,36 @@ from normscope.measures.statistics.moments import (
     spread,
     with_interval,
 )
+from normscope.measures.statistics.settings import StatisticSettings
+
+TITLES = {"transformed_norm": "‖f(x)‖ of each head", "input_norm": "‖x‖ of each layer"}
 
 
 class Dispersion:
-    """Tokens pooled for each layer and head (‖f‖), for each layer (‖x‖); then averages."""
+    """Moments of ‖f‖ for each layer and head, and of ‖x‖ for each layer, over all tokens."""
 
     name: ClassVar[str] = "dispersion"
     conditions: ClassVar[tuple[str, ...]] = ("plain",)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StatisticSettings) -> None:
         self.settings = settings
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         return {"transformed_norm": layer.transformed_norm, "input_norm": layer.input_norm}
 
-    def measure(self, batch: Batch) -> State:
-        made = {}
-        for name in ("transformed_norm", "input_norm"):
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
+        state = {}
+        for name in TITLES:
             values = np.moveaxis(batch[name], -1, 1)  # row token layer (head)
-            there = batch.real.reshape(*batch.real.shape, *(1,) * (values.ndim - 2))
-            made[name] = {
+            real = batch.real.reshape(*batch.real.shape, *(1,) * (values.ndim - 2))
+            state[name] = {
                 **moments(values, batch.real.astype(float), batch.weights),
-                "max": np.where(there, values, -np.inf).max(axis=(0, 1)),
-                "min": np.where(there, values, np.inf).min(axis=(0, 1)),
+                "max": np.where(real, values, -np.inf).max(axis=(0, 1)),
+                "min": np.where(real, values, np.inf).min(axis=(0, 1)),
             }
-        return made
+        return state
 
-    def merge(self, one: State, other: State) -> State:
+    def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:
         return {
             name: {
                 **merge_moments(a, b := other[name]),
@@ -52,33 +55,30 @@ class Dispersion:
             for name, a in one.items()
         }
 
-    def result(self, state: State) -> dict[str, Table]:
+    def result(self, state: StatisticState) -> dict[str, Table]:
         layers, heads = state["transformed_norm"]["max"].shape
         labels = {
             "transformed_norm": grid(layer=range(layers), head=range(heads)),
             "input_norm": grid(layer=range(layers)),
         }
-        titles = {"transformed_norm": "‖f(x)‖ of each head", "input_norm": "‖x‖ of each layer"}
         tables: dict[str, Table] = {}
         averages: list[dict[str, Any]] = []
         for name, part in state.items():
-            measured = dict(zip(("mean", "std", "cv"), spread(part), strict=True))
-            columns = dict(labels[name])
-            average: dict[str, Any] = {"of": [name]}
-            for what, samples in measured.items():
-                columns |= with_interval(what, samples, self.settings.confidence)
+            columns, average = dict(labels[name]), {"of": [name]}
+            for measure, samples in zip(("mean", "std", "cv"), spread(part), strict=True):
+                columns |= with_interval(measure, samples, self.settings.confidence)
                 whole = samples.reshape(len(samples), -1).mean(axis=1)
-                average |= with_interval(what, whole, self.settings.confidence)
+                average |= with_interval(measure, whole, self.settings.confidence)
             extremes = {"max": part["max"].ravel(), "min": part["min"].ravel()}
             tables[name] = Table(
                 columns | extremes,
-                titles[name],
+                TITLES[name],
                 notes=f"{int(part['count'][0])} tokens pooled; σ of the population; layers and "
                 "heads count from 0",
             )
             averages.append(average)
-        merged = {what: np.concatenate([one[what] for one in averages]) for what in averages[0]}
+        joined = {name: np.concatenate([row[name] for row in averages]) for name in averages[0]}
         tables["average"] = Table(
-            merged, "Averages", notes="means over all layers and heads of the other tables' columns"
+            joined, "Averages", notes="means over all layers and heads of the other tables' columns"
         )
         return tables

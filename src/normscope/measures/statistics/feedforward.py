@@ -12,48 +12,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from normscope.decomposition.attention import Positions
-from normscope.decomposition.layer import LayerDecomposition
-from normscope.decomposition.maps import bound_of, layer_maps
-from normscope.errors import ExactnessError, InputError
-from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import Batch, Layer
+from normscope.decomposition.scopes import SCOPES
+from normscope.errors import InputError
+from normscope.foundation.ranks import spearman
+from normscope.measures.statistics.base import StatisticState, Table
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
 from normscope.measures.statistics.moments import add, grid, means, with_interval
-from normscope.measures.statistics.ranks import spearman
-
-
-def scope_maps(layer: Layer) -> dict[str, Tensor]:
-    """The maps of the 2024 paper, (row, query, key) each; made once for each layer."""
-    known: dict[str, Tensor] | None = layer.__dict__.get("scope_maps")
-    if known is not None:
-        return known
-    taken = LayerDecomposition(layer.whole, "self")
-    names = [name for name in taken.scopes if name.startswith("atb")]
-    if not any("_ff" in name for name in names):
-        raise InputError(
-            f"{layer.whole.name} has no feed-forward that is taken apart; change and amplification "
-            f"are not to be had of this model. Its maps: {', '.join(taken.scopes)}"
-        )
-    made = layer_maps(taken, names, Positions(layer.real, layer.real))
-    bound = bound_of(taken.dtypes)
-    found: dict[str, Tensor] = {}
-    for name, one in made.items():
-        assert one.values is not None
-        gap = one.gap.masked_fill(~layer.real, 0).amax(dim=1)
-        if one.spot is not None:
-            gap = torch.maximum(gap, one.spot)
-        if not bool((gap <= bound).all()):
-            worst = int(gap.nan_to_num(torch.inf).argmax())
-            raise ExactnessError(
-                f"row {layer.inputs.rows[worst].key}: {name} of {layer.whole.name} differs from "
-                f"the model's own state by {float(gap[worst]):.1e} of its parts, more than "
-                f"{bound:.0e}"
-            )
-        found[name] = one.values
-    layer.__dict__["scope_maps"] = found
-    return found
+from normscope.measures.statistics.settings import StatisticSettings
 
 
 def cells_of(layer: Layer) -> Any:
@@ -79,11 +45,11 @@ class Change:
     name: ClassVar[str] = "change"
     conditions: ClassVar[tuple[str, ...]] = ("plain",)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StatisticSettings) -> None:
         self.settings = settings
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
-        maps, cells = scope_maps(layer), cells_of(layer)
+        maps, cells = layer.block_maps, cells_of(layer)
         home = {name: made.cpu().numpy() for name, made in maps.items()}
         return {
             f"change_{before} → {after}": torch.tensor(
@@ -92,8 +58,8 @@ class Change:
             for before, after in pairwise(maps)
         }
 
-    def measure(self, batch: Batch) -> State:
-        steps = [name for name in batch.noted[0] if name.startswith("change_")]
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
+        steps = [name for name in batch.names if name.startswith("change_")]
         found = np.stack([batch[name] for name in steps], axis=-1)  # row layer step
         defined = found >= 0
         return {
@@ -102,11 +68,11 @@ class Change:
             "sequences": np.tensordot(batch.weights, defined.astype(float), 1),
         }
 
-    def merge(self, one: State, other: State) -> State:
+    def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:
         sums = [{name: part[name] for name in ("sum", "sequences")} for part in (one, other)]
         return {"steps": one["steps"], **add(*sums)}
 
-    def result(self, state: State) -> dict[str, Table]:
+    def result(self, state: StatisticState) -> dict[str, Table]:
         samples = means(state["sum"], state["sequences"])
         columns = grid(layer=range(samples.shape[1]), step=state["steps"].tolist())
         columns |= with_interval("change", samples, self.settings.confidence)
@@ -123,21 +89,21 @@ class Change:
 _CELL = ("layer", "difference", "sequence", "query", "key", "query_id", "key_id")
 
 
-class Amplification:
+class AmplifiedPairs:
     """The cells that the feed-forward enlarges most, and which pairs of tokens they are."""
 
     name: ClassVar[str] = "amplification"
     conditions: ClassVar[tuple[str, ...]] = ("plain",)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StatisticSettings) -> None:
         self.settings = settings
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
-        maps, cells = scope_maps(layer), cells_of(layer)
-        step = next((two for two in pairwise(maps) if two[1].endswith("_ff")), None)
+        maps, cells = layer.block_maps, cells_of(layer)
+        step = next((two for two in pairwise(maps) if SCOPES[two[1]].end == "ff"), None)
         if step is None:
             raise InputError(
-                f"{layer.whole.name} adds its feed-forward beside attention, so that it amplifies "
+                f"{layer.name} adds its feed-forward beside attention, so that it amplifies "
                 "no pair; amplification is not to be had of this model"
             )
         grown = maps[step[1]] - maps[step[0]]
@@ -154,7 +120,7 @@ class Amplification:
         )
         return {f"grown_{name}": one for name, one in zip(_CELL, found, strict=True)}
 
-    def measure(self, batch: Batch) -> State:
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
         cells = {name: np.concatenate(batch.lists(f"grown_{name}")) for name in _CELL}
         made = self._keep(cells)
         ids = np.unique(np.concatenate([made["query_id"], made["key_id"]]))
@@ -163,7 +129,7 @@ class Amplification:
             "tokens": dict(zip(map(str, ids.tolist()), batch.vocabulary.strings(ids), strict=True)),
         }
 
-    def _keep(self, cells: State) -> State:
+    def _keep(self, cells: StatisticState) -> StatisticState:
         """The largest of each layer; equal ones by sequence, query and key."""
         ties = ("key", "query", "sequence")
         order = np.lexsort([*(cells[name] for name in ties), -cells["difference"], cells["layer"]])
@@ -172,14 +138,14 @@ class Amplification:
         kept = order[place < self.settings.top]
         return {name: values[kept] for name, values in cells.items()}
 
-    def merge(self, one: State, other: State) -> State:
+    def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:
         a, b = one["cells"], other["cells"]
         return {
             "cells": self._keep({name: np.concatenate([a[name], b[name]]) for name in a}),
             "tokens": one["tokens"] | other["tokens"],
         }
 
-    def result(self, state: State) -> dict[str, Table]:
+    def result(self, state: StatisticState) -> dict[str, Table]:
         cells, names = state["cells"], state["tokens"]
 
         def tokens(ids: Any) -> list[str]:

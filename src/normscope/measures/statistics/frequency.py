@@ -8,27 +8,36 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.measures.statistics.base import Settings, State, Table
-from normscope.measures.statistics.batch import ANALYSES, Batch, Layer
-from normscope.measures.statistics.ranks import spearman
+from normscope.decomposition.scopes import ANALYSES
+from normscope.foundation.ranks import spearman
+from normscope.measures.statistics.base import StatisticState, Table
+from normscope.measures.statistics.batch import Layer, MeasuredBatch
+from normscope.measures.statistics.settings import StatisticSettings
 
-LIMIT = 2**18  # distinct pairs of token and value up to which nothing is rounded
+LIMIT = 2**18  # distinct points (token, value) up to which nothing is rounded
+_COLUMNS = ("of", "spearman", "tokens", "spearman_without_special", "tokens_without_special")
+_SOURCES = {
+    "ids": "tokenizer ids (comma, period and framing tokens first; other special tokens "
+    "and single characters left out)",
+    "corpus": "counts in this corpus",
+}
 
 
 class Frequency:
     """Spearman ρ of a token's frequency rank with its mean α, ‖f‖ and mixing ratios.
 
-    One point for each token of the corpus: α averaged over queries, heads and layers, ‖f‖ over
-    heads and layers, ratios over layers. Points are kept as they are up to a limit; beyond it the
-    values lose as many of their last bits as it takes, the same in whatever order they came.
+    Each token of the corpus is one point: α averaged over queries, heads and layers, ‖f‖ over
+    heads and layers, mixing ratios over layers. Points are exact up to `LIMIT` distinct ones.
+    Beyond that, the values are rounded to as many bits as needed; the result does not depend on
+    the order in which the points came.
     """
 
     name: ClassVar[str] = "frequency"
     conditions: ClassVar[tuple[str, ...]] = ("plain",)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: StatisticSettings) -> None:
         self.settings = settings
-        self._known: tuple[Any, NDArray[np.int64]] | None = None
+        self._cached: tuple[Any, NDArray[np.int64]] | None = None  # vocabulary, its ranks
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         return {
@@ -37,15 +46,15 @@ class Frequency:
             "ratios": layer.ratios,
         }
 
-    def measure(self, batch: Batch) -> State:
-        if self.settings.ranks == "corpus":  # the ids themselves, to be counted at the end
+    def measure(self, batch: MeasuredBatch) -> StatisticState:
+        if self.settings.ranks == "corpus":  # keep the ids; they are counted at the end
             group, chosen = batch.ids, batch.real
         else:
             known = np.minimum(batch.ids, len(batch.vocabulary.tokens))
             group = self._ranks(batch)[known]
             chosen = batch.real & (group > 0)
         ratios = batch["ratios"].mean(axis=1)  # row analysis query
-        values = {
+        measures = {
             "alpha": batch["column_weight"].astype(float).mean(axis=(1, 2)),
             "transformed_norm": batch["transformed_norm"].mean(axis=(1, 2)),
             **{name: ratios[:, a] for a, name in enumerate(ANALYSES[: ratios.shape[1]])},
@@ -56,78 +65,71 @@ class Frequency:
                 {
                     "dropped": 0,
                     "group": group[chosen].astype(np.int32),
-                    "value": found[chosen],
+                    "value": values[chosen],
                     "count": np.ones(int(chosen.sum()), dtype=np.int64),
                 },
                 2 * LIMIT,
             )
-            for name, found in values.items()
+            for name, values in measures.items()
         }
 
-    def _ranks(self, batch: Batch) -> NDArray[np.int64]:
-        if self._known is None or self._known[0] is not batch.vocabulary:
-            self._known = batch.vocabulary, batch.vocabulary.ranks(self.settings.ranks)
-        return self._known[1]
+    def _ranks(self, batch: MeasuredBatch) -> NDArray[np.int64]:
+        if self._cached is None or self._cached[0] is not batch.vocabulary:
+            self._cached = batch.vocabulary, batch.vocabulary.ranks(self.settings.ranks)
+        return self._cached[1]
 
-    def merge(self, one: State, other: State) -> State:
-        made = {}
+    def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:
+        state = {}
         for name, a in one.items():
             b = other[name]
             dropped = max(a["dropped"], b["dropped"])
-            both = [coarser(part, dropped) for part in (a, b)]
+            parts = [coarser(part, dropped) for part in (a, b)]
             joined = {
-                what: np.concatenate([part[what] for part in both])
-                for what in ("group", "value", "count")
+                column: np.concatenate([part[column] for part in parts])
+                for column in ("group", "value", "count")
             }
-            made[name] = compact({"dropped": dropped, **joined}, 2 * LIMIT)
-        return made
+            state[name] = compact({"dropped": dropped, **joined}, 2 * LIMIT)
+        return state
 
-    def result(self, state: State) -> dict[str, Table]:
-        rows = []
-        for name, part in state.items():
-            part = compact(part, LIMIT)
-            count = part["count"].astype(float)
-            token, special = part["group"] // 2, part["group"] % 2 == 1
-            rank = token.astype(float)
-            if self.settings.ranks == "corpus":  # the most frequent first; ties are ties
-                rank = -np.bincount(token, weights=count)[token]
-            plain = ~special
-            rows.append(
-                (
-                    name,
-                    spearman(rank, part["value"], count),
-                    int(count.sum()),
-                    spearman(rank[plain], part["value"][plain], count[plain]),
-                    int(count[plain].sum()),
-                )
-            )
-        names = ("of", "spearman", "tokens", "spearman_without_special", "tokens_without_special")
-        source = {
-            "ids": "tokenizer ids (comma, period and framing tokens first; other special tokens "
-            "and single characters left out)",
-            "corpus": "counts in this corpus",
-        }.get(self.settings.ranks, "a file of ranks")
+    def result(self, state: StatisticState) -> dict[str, Table]:
+        rows = [(name, *self._correlations(compact(part, LIMIT))) for name, part in state.items()]
+        source = _SOURCES.get(self.settings.ranks, "a file of ranks")
         return {
             "frequency": Table(
-                dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)),
+                dict(zip(_COLUMNS, map(list, zip(*rows, strict=True)), strict=True)),
                 "Against frequency rank",
                 notes=f"ranks from {source}; rank 1 is the most frequent; one point for each token",
             )
         }
 
+    def _correlations(self, part: StatisticState) -> tuple[float, int, float, int]:
+        """Return ρ and the number of tokens, with special tokens and without them."""
+        count, value = part["count"].astype(float), part["value"]
+        token, plain = part["group"] // 2, part["group"] % 2 == 0
+        rank = token.astype(float)
+        if self.settings.ranks == "corpus":  # the most frequent token comes first; ties stay ties
+            rank = -np.bincount(token, weights=count)[token]
+        return (
+            spearman(rank, value, count),
+            int(count.sum()),
+            spearman(rank[plain], value[plain], count[plain]),
+            int(count[plain].sum()),
+        )
 
-def coarser(part: State, dropped: int) -> State:
-    """A part whose values have lost so many of their last bits."""
+
+def coarser(part: StatisticState, dropped: int) -> StatisticState:
+    """Round the values of a part down by setting their last `dropped` bits to zero."""
     if part["dropped"] == dropped:
         return part
     bits = np.asarray(part["value"], dtype=np.float64).view(np.int64)
     return {**part, "dropped": dropped, "value": ((bits >> dropped) << dropped).view(np.float64)}
 
 
-def compact(part: State, most: int) -> State:
-    """Equal points counted together, if there are many, and bits dropped until ``LIMIT`` is met.
+def compact(part: StatisticState, most: int) -> StatisticState:
+    """Count equal points together if there are more than `most`, and round to meet `LIMIT`.
 
-    How many bits that takes depends on the points alone: distinct ones only grow in number.
+    How many bits are dropped depends on the set of points alone, because the number of distinct
+    points never decreases as points are added.
     """
     while len(part["value"]) > most:
         order = np.lexsort((part["value"], part["group"]))

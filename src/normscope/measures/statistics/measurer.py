@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from normscope.capture.layers import LayerCapture, capture_layers
-from normscope.decomposition.maps import check_maps_of
-from normscope.engine.runner import accepted_by, evaluating
-from normscope.errors import ExactnessError, InputError, UnsupportedModelError
-from normscope.measures.statistics.base import CONDITIONS, Row, Settings, State, Statistic
-from normscope.measures.statistics.batch import Batch, Inputs, Layer
+from normscope.decomposition.available import check_available
+from normscope.decomposition.layer import Decomposing, LayerView
+from normscope.decomposition.scopes import ANALYSES, SCOPES
+from normscope.engine.batch import Batch
+from normscope.engine.measure import Needs, Observed, Part
+from normscope.engine.run import run
+from normscope.errors import InputError, UnsupportedModelError
+from normscope.measures.statistics.base import CONDITIONS, Row, Statistic, StatisticState
+from normscope.measures.statistics.batch import CorpusBatch, Layer, MeasuredBatch
 from normscope.measures.statistics.check import CHECKED, worst_gap
-from normscope.measures.statistics.hashing import is_checked, masked_positions
+from normscope.measures.statistics.hashing import is_checked
+from normscope.measures.statistics.settings import StatisticSettings
 from normscope.measures.statistics.vocabulary import Vocabulary
 
 
@@ -29,22 +31,22 @@ class Measurer:
         model: nn.Module,
         tokenizer: Any,
         statistics: Sequence[Statistic],
-        settings: Settings | None = None,
+        settings: StatisticSettings | None = None,
     ) -> None:
         self.model, self.tokenizer, self.statistics = model, tokenizer, list(statistics)
-        self.settings = Settings() if settings is None else settings
-        wanted = {condition for one in self.statistics for condition in one.conditions}
+        self.settings = StatisticSettings() if settings is None else settings
+        wanted = {name for statistic in self.statistics for name in statistic.conditions}
         self.conditions = tuple(name for name in CONDITIONS if name in wanted)
         config = getattr(model, "config", None)
         if getattr(config, "is_encoder_decoder", False):
             raise InputError(
                 f"{type(model).__name__} is an encoder–decoder model; statistics over a corpus are "
-                "there for encoders and decoders alone. Give its encoder (model.get_encoder())"
+                "defined for encoders and decoders alone. Give its encoder (model.get_encoder())"
             )
-        check_maps_of(model, ["attn_res_n"])
+        check_available(model, [name for name in ANALYSES if SCOPES[name].end == "residual"])
         self.vocabulary = Vocabulary(tokenizer, self.settings)
         if self.settings.ranks not in ("ids", "corpus"):
-            self.vocabulary.ranks(self.settings.ranks)  # a file that is wrong is told before all
+            self.vocabulary.ranks(self.settings.ranks)  # raises now if the file is wrong
         if "masked" in self.conditions and self.vocabulary.mask_id is None:
             raise InputError(
                 f"{type(tokenizer).__name__} has no mask token, and mixing masks "
@@ -52,118 +54,59 @@ class Measurer:
                 "plain text"
             )
 
-    def measure(self, rows: Sequence[Row]) -> dict[str, State]:
-        """The state of each statistic for these rows, padded to one batch."""
+    def measure(self, rows: Sequence[Row]) -> dict[str, StatisticState]:
+        """Return the state of each statistic for these rows, padded to one batch."""
         if not rows:
-            raise InputError("measure() takes one row at least")
-        states: dict[str, State] = {}
+            raise InputError("measure() takes at least one row")
+        states: dict[str, StatisticState] = {}
         for condition in self.conditions:
-            inputs = self._inputs(rows, condition)
+            batch = CorpusBatch(self.model, rows, condition, self.settings, self.vocabulary)
             wanted = [one for one in self.statistics if condition in one.conditions]
-            batch = Batch(inputs, self._forward(inputs, wanted))
-            for one in wanted:
-                state = one.measure(batch)
-                known = states.get(one.name)
-                states[one.name] = state if known is None else one.merge(known, state)
+            (judged,) = run(self.model, [batch], [StatisticsMeasure(wanted)], attention="eager")
+            measured = judged.results[0]
+            for statistic in wanted:
+                state, known = statistic.measure(measured), states.get(statistic.name)
+                merged = state if known is None else statistic.merge(known, state)
+                states[statistic.name] = merged
         return states
 
-    def _inputs(self, rows: Sequence[Row], condition: str) -> Inputs:
-        longest = max(len(row.ids) for row in rows)
-        shape = len(rows), longest
-        ids = np.full(shape, self.vocabulary.pad_id, dtype=np.int64)
-        real, special, masked = (np.zeros(shape, dtype=bool) for _ in range(3))
-        for b, row in enumerate(rows):
-            count = len(row.ids)
-            ids[b, :count], real[b, :count], special[b, :count] = row.ids, True, row.special
-            if condition == "masked":
-                free = np.flatnonzero(~np.array(row.special))
-                chosen = masked_positions(row.key, free, self.settings.masking, self.settings.seed)
-                masked[b, chosen] = True
-        if self.vocabulary.mask_id is not None:
-            ids[masked] = self.vocabulary.mask_id
-        return Inputs(
-            tuple(rows), condition, self.settings, self.vocabulary, ids, real, special, masked
-        )
 
-    def _forward(
-        self, inputs: Inputs, statistics: Sequence[Statistic]
-    ) -> list[dict[str, NDArray[Any]]]:
-        """What the statistics note of each layer, in one forward pass."""
-        noted: list[dict[str, Tensor]] = []
-        checked = is_checked(inputs.keys, self.settings.seed, CHECKED)
+class StatisticsMeasure:
+    """What several statistics note of each layer, in one pass."""
 
-        def take(whole: LayerCapture) -> None:
-            captured = whole.attention
-            if captured is None or whole.cross is not None or captured.residual is None:
-                raise UnsupportedModelError(f"{whole.name} is no layer of self-attention alone")
-            layer = Layer(whole, len(noted), inputs)
-            found: dict[str, Tensor] = {}
-            for one in statistics:
-                found |= one.observe(layer)
-            # Whatever the statistics note, a row that the model has no numbers for is noticed.
-            found.setdefault("transformed_norm", layer.transformed_norm)
-            found.setdefault("total_norm", layer.total_norm)
-            if checked.any():
-                found["gap"] = worst_gap(layer)
-            noted.append(found)
+    needs = Needs(whole_layers=True, weights=True, how=Decomposing(rebuilt=False))
 
-        device = next(self.model.parameters()).device
-        given = {"input_ids": inputs.ids, "attention_mask": inputs.real.astype(np.int64)}
-        accepted = accepted_by(self.model)
-        if "token_type_ids" in accepted and any(row.types is not None for row in inputs.rows):
-            types = np.zeros_like(inputs.ids)
-            for b, row in enumerate(inputs.rows):
-                types[b, : len(row.ids)] = 0 if row.types is None else row.types
-            given["token_type_ids"] = types
-        tensors: dict[str, Any] = {k: torch.from_numpy(v).to(device) for k, v in given.items()}
-        if "use_cache" in accepted:
-            tensors["use_cache"] = False
-        with evaluating(self.model), torch.no_grad(), capture_layers(self.model, take):
-            self.model(**tensors)
-        read = fetch(noted)
-        _refuse(inputs, read)
-        return read
+    def __init__(self, statistics: Sequence[Statistic]) -> None:
+        self.statistics = statistics
 
+    def observe(self, view: LayerView) -> Mapping[str, Tensor]:
+        """Note what the statistics need, and check some sequences by the full decomposition."""
+        captured, batch = view.captured, view.batch
+        crossed = view.layer is not None and view.layer.cross is not None
+        if view.kind == "cross" or crossed or captured.residual is None:
+            raise UnsupportedModelError(f"{view.name} is not a layer of self-attention alone")
+        layer = Layer(view)
+        noted: dict[str, Tensor] = {}
+        for statistic in self.statistics:
+            noted |= statistic.observe(layer)
+        # Whatever is noted, a row for which the model has no numbers is refused.
+        view.prove("the states", self._finite(layer))
+        if is_checked(batch.keys, batch.settings.seed, CHECKED).any():
+            view.prove("the statistics", worst_gap(layer))
+        return noted
 
-def fetch(noted: Sequence[Mapping[str, Tensor]]) -> list[dict[str, NDArray[Any]]]:
-    """All that was noted as arrays on the CPU: from a GPU in one transfer for each dtype."""
-    kinds: dict[torch.dtype, list[Tensor]] = {}
-    for layer in noted:
-        for tensor in layer.values():
-            if tensor.device.type != "cpu":
-                kinds.setdefault(tensor.dtype, []).append(tensor)
-    home: dict[int, Tensor] = {}
-    for tensors in kinds.values():
-        first = tensors[0].device
-        flat = torch.cat([tensor.reshape(-1).to(first) for tensor in tensors]).cpu()
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        home |= {id(t): part.view(t.shape) for t, part in zip(tensors, parts, strict=True)}
-    return [
-        {name: home.get(id(tensor), tensor).numpy() for name, tensor in layer.items()}
-        for layer in noted
-    ]
+    @staticmethod
+    def _finite(layer: Layer) -> Tensor:
+        """Return 0 for each row, or NaN where lengths of real tokens are not finite."""
+        real = layer.real
+        total = (0 * layer.total_norm).masked_fill(~real, 0).sum(dim=1)
+        norms = (0 * layer.transformed_norm).masked_fill(~real.unsqueeze(1), 0).sum(dim=(1, 2))
+        return torch.maximum(total, norms)
 
-
-def _refuse(inputs: Inputs, noted: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Raise for numbers that are not finite, and for those that a second computation denies."""
-    for index, layer in enumerate(noted):
-        for name, array in layer.items():
-            if name == "gap" or array.dtype.kind != "f":
-                continue
-            if len(array) != len(inputs.rows) or np.isfinite(array).all():
-                continue
-            bad = ~np.isfinite(array)
-            if array.ndim > 1 and array.shape[-1] == inputs.real.shape[1]:  # padding may be NaN
-                bad &= inputs.real.reshape(len(array), *(1,) * (array.ndim - 2), -1)
-            rows = np.flatnonzero(bad.reshape(len(array), -1).any(axis=1))
-            if len(rows):
-                raise ExactnessError(
-                    f"row {inputs.rows[rows[0]].key}: {name} of layer {index} is NaN or infinite; "
-                    "the model's own states are, on this row"
-                )
-        if "gap" in layer and not (layer["gap"] <= 1).all():
-            row = int(np.argmax(~(layer["gap"] <= 1)))
-            raise ExactnessError(
-                f"row {inputs.rows[row].key}: the statistics of layer {index} differ from its "
-                f"decomposition by {layer['gap'][row]:.1f} times what rounding explains"
-            )
+    def finish(
+        self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]
+    ) -> MeasuredBatch:
+        """Return what was noted of all layers."""
+        assert isinstance(batch, CorpusBatch)
+        (observed,) = parts.values()
+        return MeasuredBatch(batch, observed)

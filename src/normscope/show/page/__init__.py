@@ -1,12 +1,12 @@
 """One self-contained page that shows a result: `result.to_html("x.html")`, `result.show()`.
 
-    page(result)      the whole HTML, a string: no network, works from disk
-    payload(result)   the data in it, ready for JSON
-    write(result, path)
-    gather(model, …)  the results that make a rich page of one text
+    page(result)           the HTML as a string; it needs no network and works from disk
+    payload(result)        the data in it, ready for JSON
+    write(result, path)    the page as a file
+    gather(model, …)       the results that the command line shows on a page
 
-Each takes one result or several of the same text, such as one with heads="each" and one with
-more maps: they are shown as one.
+The first three take one result, or several of the same text, such as one with heads="each" and one
+with more maps; several are shown together.
 """
 
 from normscope.show.page.document import page, write

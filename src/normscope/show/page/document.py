@@ -1,96 +1,68 @@
-"""The page: code, style and data in one HTML file that asks for nothing else."""
+"""The interactive page: code, style and data in one HTML file that fetches nothing."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 import os
 from importlib.resources import files
 from typing import Any
 
 from normscope.results.arrays import printable
 from normscope.results.files import check_file, whole_file
-from normscope.show.page.encode import Results, payload, texts_of
+from normscope.show import html
+from normscope.show.page.encode import Viewable, payload
 
-# What JSON may carry as it is, but HTML could read as markup. All else beyond ASCII is escaped
-# by json.dumps.
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"}
-
-CODE = (
+# The modules of the viewer, in the order in which they are joined into one script.
+MODULES = (
     *("text", "data", "colour", "state", "fields", "tokens", "matrix", "overview", "side"),
     *("export", "controls", "viewer"),
 )
+TITLE_LENGTH = 60  # characters of the text in the title
+
+_BODY = """\
+<main class="normscope" id="normscope"><noscript>
+This page needs JavaScript to show its maps.
+</noscript></main>
+<script type="application/json" id="normscope-data">{{ data | tojson }}</script>
+"""
 
 
-def page(result: Results) -> str:
-    """The whole page for a result, or for several of the same text."""
+def page(result: Viewable) -> str:
+    """Return the HTML of the page for a result, or for several of the same text."""
     return page_of(payload(result))
 
 
 def page_of(data: dict[str, Any]) -> str:
-    """The page for what `payload` made."""
-    style, script = asset("viewer.css"), "(() => {\n" + code("page") + "})();\n"
-    fills = {
-        "TITLE": html.escape(title(data)),
-        "POLICY": policy(style, script),
-        "STYLE": style,
-        "DATA": safe_json(data),
-        "SCRIPT": script,
-    }
-    whole, rest = "", asset("page.html")
-    for name in ("POLICY", "TITLE", "STYLE", "DATA", "SCRIPT"):  # in their order in the file
-        before, _, rest = rest.partition(f"%{name}%")
-        whole += before + fills[name]  # never searched again: it may have such a mark itself
-    return whole + rest
-
-
-def write(result: Results, path: str | os.PathLike[str]) -> None:
-    """Write the page to a file, whole or not at all."""
-    check_file(path, (".html", ".htm"))
-    data = page(result).encode()
-    with whole_file(path) as file:
-        file.write(data)
-
-
-def code(last: str) -> str:
-    """The viewer's code, ending with how it starts: on a page or in a notebook."""
-    return '"use strict";\n' + "".join(asset(f"js/{name}.js") for name in (*CODE, last))
-
-
-def asset(name: str) -> str:
-    """A file that lies beside this module."""
-    return (files("normscope.show.page") / name).read_text(encoding="utf-8")
-
-
-def policy(style: str, script: str) -> str:
-    """A Content-Security-Policy under which this script and this style run, and nothing else."""
-    return "; ".join(
-        [
-            "default-src 'none'",
-            f"script-src '{_hash(script)}'",
-            f"style-src '{_hash(style)}'",
-            "img-src data: blob:",
-            "base-uri 'none'",
-            "form-action 'none'",
-        ]
+    """Return the HTML of the page for data from `payload`."""
+    return html.document(
+        title(data),
+        html.render(_BODY, data=data),
+        style=asset("viewer.css"),
+        script="(() => {\n" + code("page") + "})();\n",
     )
 
 
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def write(result: Viewable, path: str | os.PathLike[str]) -> None:
+    """Write the page to a file; if that fails, an existing file stays as it was."""
+    check_file(path, (".html", ".htm"))
+    content = page(result).encode()
+    with whole_file(path) as file:
+        file.write(content)
 
 
-def safe_json(data: Any) -> str:
-    """JSON in ASCII that no HTML parser takes for markup."""
-    text = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    for character, escape in _ESCAPES.items():
-        text = text.replace(character, escape)
-    return text
+def code(start: str) -> str:
+    """Return the viewer's JavaScript, ending with the module that starts it: page or widget."""
+    return '"use strict";\n' + "".join(asset(f"js/{name}.js") for name in (*MODULES, start))
+
+
+def asset(name: str) -> str:
+    """Return the text of a file beside this module."""
+    return (files("normscope.show.page") / name).read_text(encoding="utf-8")
 
 
 def title(data: dict[str, Any]) -> str:
-    """The first words of the text."""
-    words = printable(" ".join(texts_of(data)))
-    return (words[:60] + "…" if len(words) > 60 else words) + " · normscope"
+    """Return the first words of the text, as the title of the page."""
+    tokens = data["tokens"][data["parts"][0]["tokens"]]
+    words = printable(" ".join(tokens.get("words", tokens["texts"])))
+    if len(words) > TITLE_LENGTH:
+        words = words[:TITLE_LENGTH] + "…"
+    return f"{words} · normscope"

@@ -1,24 +1,28 @@
-"""A result on the screen: in the browser, or inline where a notebook runs."""
+"""Open the page of a result in the browser, or show it in a notebook."""
 
 from __future__ import annotations
 
-import html
 import sys
 import tempfile
 import webbrowser
 from pathlib import Path
 
+from normscope.show import html
 from normscope.show.page.document import page, write
-from normscope.show.page.encode import Results
+from normscope.show.page.encode import Viewable
 
 HEIGHT = 860  # pixels of the frame in a notebook
 
+_FRAME = """\
+<iframe title="normscope" sandbox="allow-scripts allow-downloads" width="100%" height="{{ height }}"
+ style="border:0;border-radius:10px" srcdoc="{{ page }}"></iframe>"""
 
-def show(result: Results) -> None:
-    """Open the page in the browser, or show it below the cell of a notebook.
 
-    Outside notebooks the page is a file in a folder of its own among the temporary files; its
-    path is printed, so that it can be opened where no browser is found.
+def show(result: Viewable) -> None:
+    """Open the page in the browser; in a notebook, show it below the cell.
+
+    Outside notebooks the page is written to a new temporary folder and its path is printed, so that
+    it can be opened by hand where there is no browser.
     """
     if in_notebook():
         from IPython.display import HTML, display
@@ -32,7 +36,7 @@ def show(result: Results) -> None:
 
 
 def in_notebook() -> bool:
-    """Whether this runs in a kernel that shows HTML, not in a terminal."""
+    """Return whether this runs in a Jupyter kernel, which can show HTML."""
     if "IPython" not in sys.modules:
         return False
     from IPython import get_ipython
@@ -41,10 +45,6 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def frame(result: Results) -> str:
-    """The page in a frame that keeps it apart from the notebook: own policy, own styles."""
-    inner = html.escape(page(result), quote=True)
-    return (
-        f'<iframe title="normscope" sandbox="allow-scripts allow-downloads" width="100%" '
-        f'height="{HEIGHT}" style="border:0;border-radius:10px" srcdoc="{inner}"></iframe>'
-    )
+def frame(result: Viewable) -> str:
+    """Return an iframe with the page, so that its policy and styles are apart from a notebook's."""
+    return str(html.render(_FRAME, page=page(result), height=HEIGHT))

@@ -1,17 +1,16 @@
-"""The results that make a rich page: every head of the attention, and the block around it."""
+"""The results that the command line shows on a page: every head, and the block around them."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
-from normscope.decomposition.maps import available
-from normscope.measures.analysis import analyze
-from normscope.models import load
+from normscope.decomposition.available import available
+from normscope.decomposition.scopes import ANALYSES, HEAD_MAPS
+from normscope.engine.options import AnalysisOptions
+from normscope.measures.analysis import analyze_views
 from normscope.results.contributions import Contributions
 
-# From the weights to the end of the attention block; what a model lacks is left out.
-STORY = ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n")
-BY_HEAD = ("attn_w", "attn_n")
 LARGEST = 16_000_000  # cells of one map with all its heads: about ten megabytes on the page
 
 
@@ -23,24 +22,42 @@ def gather(
     target: str | None = None,
     **options: Any,
 ) -> list[Contributions]:
-    """Analyse one text twice: maps up to the attention block's end, then weights and norms by head.
+    """Return the results of one text that make a rich page, from one forward pass.
 
-    Takes what :func:`normscope.analyze` takes, but for ``maps`` and ``heads``. The second result
-    is left out where its maps would have more than 16 million cells.
+    The first has the weights and norms of every head, the second, with heads summed, the maps up to
+    the end of the attention block. Takes the arguments of :func:`normscope.analyze` except ``maps``
+    and ``heads``. The first is left out where one of its maps would have more than 16 million
+    cells.
     """
-    if model is None or isinstance(model, str) or hasattr(model, "__fspath__"):
-        chosen = {name: options.pop(name, None) for name in ("revision", "dtype", "device")}
-        model, found = load(model if model is None else str(model), **chosen)
-        tokenizer = found if tokenizer is None else tokenizer
-    has = {name for names in available(model).values() for name in names} | set(BY_HEAD)
-    inputs = {"text": text, "text_pair": text_pair, "target": target, **options}
-    together: Contributions = analyze(
-        model, tokenizer, maps=[name for name in STORY if name in has], **inputs
+    names = {field.name for field in fields(AnalysisOptions)}
+    how = {name: value for name, value in options.items() if name in names}
+    rest = {name: value for name, value in options.items() if name not in names}
+
+    def views(model: Any, length: int) -> list[AnalysisOptions]:
+        summed = AnalysisOptions(summed_maps(model), **how)
+        if _heads(model) * length**2 > LARGEST:
+            return [summed]
+        # The result by head comes first: then the page computes the mean of the weights from it.
+        return [AnalysisOptions(HEAD_MAPS, "each", **how), summed]
+
+    results = analyze_views(
+        model, tokenizer, text, views, text_pair=text_pair, target=target, **rest
     )
-    if any(_cells(part) > LARGEST for part in (together.parts or {"": together}).values()):
-        return [together]
-    # By head first: the page then knows the mean of the weights without a copy of it.
-    return [analyze(model, tokenizer, maps=BY_HEAD, heads="each", **inputs), together]
+    parts = results[-1].parts or {"": results[-1]}
+    return results[-1:] if any(_cells(part) > LARGEST for part in parts.values()) else results
+
+
+def summed_maps(model: Any) -> list[str]:
+    """List the maps to show with heads summed: those of ANALYSES that the model has."""
+    names = {name for part in available(model).values() for name in part}
+    return [name for name in ANALYSES if name in HEAD_MAPS or name in names]
+
+
+def _heads(model: Any) -> int:
+    """Return how many heads all layers have together, as far as the configuration says."""
+    config = model.config.get_text_config()
+    layers, heads = (getattr(config, f"num_{of}", 1) for of in ("hidden_layers", "attention_heads"))
+    return layers * heads if isinstance(layers, int) and isinstance(heads, int) else 1
 
 
 def _cells(part: Contributions) -> int:

@@ -1,4 +1,4 @@
-"""Results and statistics as pictures. Needs the extra `plots` (matplotlib).
+"""Plots of results and statistics. Needs the extra `plots` (matplotlib).
 
     heatmap, compare       maps of one layer
     scopes                 several maps of one sentence on one scale       (2021, Figure 1)
@@ -10,12 +10,12 @@
     mixing_ratio           by layer, of a result or of a corpus            (2021, Figure 3)
     preserved_and_mixed    what a token keeps, what others mix in          (2021)
     change, amplified      along the layer, through the feed-forward       (2024)
-    statistics_figures     every figure that the tables of a corpus allow
+    statistics_figures     all figures that the tables of a corpus allow
 
-Each takes a result or a table (a mapping of columns, a pandas DataFrame, or the statistics' own
-tables), draws into `ax` or `axes` if given, and returns the Axes; `ax.figure.savefig("x.pdf")`
-writes PNG, PDF or SVG. Figures are made without pyplot, so nothing is kept alive and no backend is
-chosen.
+Each function takes a result or a table (a mapping of columns, a pandas DataFrame, or a table of the
+statistics), draws into `ax` or `axes` if given, else into a new figure, and returns the Axes;
+`ax.figure.savefig("x.pdf")` writes PNG, PDF or SVG. Figures are created without pyplot, so no
+window opens, no backend is chosen and figures are freed like any other object.
 """
 
 from normscope.show.plots.corpus import statistics_figures

@@ -1,4 +1,4 @@
-"""What changes from layer to layer, as lines; with their intervals where the table has them."""
+"""Plots of what changes from layer to layer: lines, with bands for intervals."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from normscope.decomposition.scopes import NORMS
 from normscope.errors import InputError
 from normscope.results.contributions import Contributions
 from normscope.show.plots.style import (
@@ -17,11 +18,11 @@ from normscope.show.plots.style import (
     brief,
     chosen,
     columns_of,
-    entitle,
-    labels,
+    distinct,
+    label_of,
     legend,
     panels,
-    short,
+    set_title,
     tidy,
 )
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PANEL = (4.4, 3.2)  # inches
-BESIDE = 2.0  # and for a legend
+LEGEND = 2.0  # inches beside a panel
+CATEGORY_COLUMNS = 3  # panels in a row of `mixing_by_category`
 
 
 def categories(
@@ -38,18 +40,22 @@ def categories(
     names: Sequence[str] | None = None,
     axes: Any = None,
 ) -> NDArray[Any]:
-    """Weight and norm by layer, a line for each category of tokens.
+    """Draw weight and norm by layer, with a line for each category of tokens.
 
-    `table` has the columns category, layer and the measures, as the statistic "categories" gives
-    them under "layers".
+    Args:
+        table: Columns category, layer and the measures, as in the table "layers" of the statistic
+            "categories".
+        measures: The columns to draw, a panel for each.
+        names: The categories to draw; all by default.
+        axes: Axes to draw into, one for each measure; by default those of a new figure.
     """
     data = columns_of(table, "category", "layer", *measures)
-    groups = chosen(names, labels(data["category"]), "category")
-    drawn = panels(axes, len(measures), (PANEL[0] + BESIDE / len(measures), PANEL[1]))
+    groups = chosen(names, distinct(data["category"]), "category")
+    drawn = panels(axes, len(measures), (PANEL[0] + LEGEND / len(measures), PANEL[1]))
     for ax, measure in zip(drawn, measures, strict=True):
         for number, group in enumerate(groups):
             _line(ax, data, data["category"] == group, measure, brief(str(group)), number)
-        _finish(ax, data["layer"], short(measure))
+        _finish(ax, data["layer"], label_of(measure))
         ax.set_ylim(bottom=0)
     legend(drawn[-1])
     return drawn
@@ -61,20 +67,24 @@ def mixing_ratio(
     category: str = "all",
     ax: Axes | None = None,
 ) -> Axes:
-    """How much comes from other tokens, by layer, a line for each map.
+    """Draw how much comes from other tokens, by layer and in percent, with a line for each map.
 
-    Of a result: the mean over its tokens, in percent. Of a table of the statistic "mixing" (its
-    "layers", with the columns layer, analysis and mean): the mean over a corpus, of one category.
+    Args:
+        source: A result, of which the mean over its tokens is drawn; or a table with the columns
+            layer, analysis and mean, as in the table "layers" of the statistic "mixing".
+        maps: The maps to draw; all by default.
+        category: The category of tokens to draw, of a table with a column category.
+        ax: Axes to draw into; by default those of a new figure.
     """
     data = _ratios(source) if isinstance(source, Contributions) else columns_of(source)
     data = columns_of(data, "layer", "analysis", "mean")
-    there = np.ones(len(data["layer"]), dtype=bool)
+    rows = np.ones(len(data["layer"]), dtype=bool)
     if "category" in data:
-        chosen(category, labels(data["category"]), "category")
-        there = data["category"] == category
-    (ax,) = panels(ax, 1, (PANEL[0] + BESIDE, PANEL[1]))
-    for number, name in enumerate(chosen(maps, labels(data["analysis"]), "map")):
-        _line(ax, data, there & (data["analysis"] == name), "mean", short(name), number)
+        chosen(category, distinct(data["category"]), "category")
+        rows = data["category"] == category
+    (ax,) = panels(ax, 1, (PANEL[0] + LEGEND, PANEL[1]))
+    for number, name in enumerate(chosen(maps, distinct(data["analysis"]), "map")):
+        _line(ax, data, rows & (data["analysis"] == name), "mean", label_of(name), number)
     _finish(ax, data["layer"], "mixing ratio, %")
     ax.set_ylim(0, 100)
     legend(ax)
@@ -82,41 +92,45 @@ def mixing_ratio(
 
 
 def mixing_by_category(table: Any, names: Mapping[str, str] | None = None) -> NDArray[Any]:
-    """The mixing ratio of a corpus, a panel for each category of tokens.
+    """Draw the mixing ratio of a corpus, with a panel for each category of tokens.
 
-    `table` is that of `mixing_ratio`, with a column category; `names` are the legend's entries by
-    map, where the usual words will not do.
+    Args:
+        table: A table for `mixing_ratio` with a column category.
+        names: Entries of the legend by map, where the usual ones do not fit.
     """
     data = columns_of(table, "category", "analysis")
-    there, across = labels(data["category"]), 3
-    drawn = panels(None, len(there), (3.6, 2.9), across, sharey=True)
-    for number, (ax, category) in enumerate(zip(drawn, there, strict=True)):
+    groups = distinct(data["category"])
+    drawn = panels(None, len(groups), (3.6, 2.9), CATEGORY_COLUMNS, sharey=True)
+    for number, (ax, category) in enumerate(zip(drawn, groups, strict=True)):
         mixing_ratio(table, category=category, ax=ax)
-        for line, name in zip(ax.lines, labels(data["analysis"]), strict=True):
-            line.set_label((names or {}).get(name, short(name)))
+        for line, name in zip(ax.lines, distinct(data["analysis"]), strict=True):
+            line.set_label((names or {}).get(name, label_of(name)))
         ax.get_legend().remove()
-        entitle(ax, brief(str(category)))
-        if number % across:
+        set_title(ax, brief(str(category)))
+        if number % CATEGORY_COLUMNS:
             ax.set_ylabel("")
-    if len(there) > across and len(there) % across:  # there is room for it
+    figure = drawn[0].figure
+    if len(groups) > CATEGORY_COLUMNS and len(groups) % CATEGORY_COLUMNS:
+        # The last row of panels has an empty place.
         place: Any = {"loc": "lower right", "bbox_to_anchor": (0.97, 0.15), "frameon": False}
-        drawn[0].figure.legend(handles=drawn[0].lines, **place)
+        figure.legend(handles=drawn[0].lines, **place)
     else:
-        drawn[0].figure.set_figwidth(drawn[0].figure.get_figwidth() + BESIDE)
-        legend(drawn[min(across, len(there)) - 1])
+        figure.set_figwidth(figure.get_figwidth() + LEGEND)
+        legend(drawn[min(CATEGORY_COLUMNS, len(groups)) - 1])
     return drawn
 
 
 def _ratios(result: Contributions) -> dict[str, Any]:
-    found = result.mixing_ratio
-    if not found:
+    """Return the mixing ratios of a result as columns: means over its tokens, in percent."""
+    ratios = result.mixing_ratio
+    if not ratios:
         raise InputError(
             "this result has no mixing ratios; they come with maps of summed heads, as in "
-            'analyze(…, maps=["attn_n", "attn_res_ln_n"])'
+            f'analyze(…, maps=["{NORMS}"], heads="sum")'
         )
     rows = [
         (layer, name, 100 * float(array.to_numpy()[at].mean()))
-        for name, array in found.items()
+        for name, array in ratios.items()
         for at, layer in enumerate(array.labels["layer"])
     ]
     layers, names, means = zip(*rows, strict=True)
@@ -124,31 +138,39 @@ def _ratios(result: Contributions) -> dict[str, Any]:
 
 
 def preserved_and_mixed(table: Any, axes: Any = None) -> NDArray[Any]:
-    """What a token keeps of itself and what others mix in, by layer, a panel for each scope.
+    """Draw what a token keeps of itself and what others mix in, by layer.
 
-    `table` is that of the statistic "preserve_mix".
+    Args:
+        table: A column layer, and for each map the columns …_preserved and …_mixed, as in the table
+            of the statistic "preserve_mix".
+        axes: Axes to draw into, one for each map; by default those of a new figure.
     """
     data = columns_of(table, "layer")
-    found = [name.removesuffix("_preserved") for name in data if name.endswith("_preserved")]
-    columns_of(data, *[f"{name}_mixed" for name in found] or ["attn_n_preserved"])
-    drawn = panels(axes, len(found), (PANEL[0] - 0.8 + 1.0 / len(found), PANEL[1]))
-    for ax, name in zip(drawn, found, strict=True):
-        for number, what in enumerate(("preserved", "mixed")):
-            _line(ax, data, slice(None), f"{name}_{what}", what, number)
+    names = [name.removesuffix("_preserved") for name in data if name.endswith("_preserved")]
+    columns_of(data, *[f"{name}_mixed" for name in names] or [f"{NORMS}_preserved"])
+    drawn = panels(axes, len(names), (PANEL[0] - 0.8 + 1.0 / len(names), PANEL[1]))
+    for ax, name in zip(drawn, names, strict=True):
+        for number, kind in enumerate(("preserved", "mixed")):
+            _line(ax, data, slice(None), f"{name}_{kind}", kind, number)
         _finish(ax, data["layer"], "norm")
-        ax.set_title(short(name), fontsize=10)
+        ax.set_title(label_of(name), fontsize=10)
         ax.set_ylim(bottom=0)
     legend(drawn[-1])
     return drawn
 
 
 def change(table: Any, ax: Axes | None = None) -> Axes:
-    """How much each step along the layer changes the map, a line for each step."""
+    """Draw how much each step along the layer changes the map, with a line for each step.
+
+    Args:
+        table: Columns layer, step and change, as in the table of the statistic "change".
+        ax: Axes to draw into; by default those of a new figure.
+    """
     data = columns_of(table, "layer", "step", "change")
-    (ax,) = panels(ax, 1, (PANEL[0] + BESIDE + 0.8, PANEL[1]))
-    for number, step in enumerate(labels(data["step"])):
+    (ax,) = panels(ax, 1, (PANEL[0] + LEGEND + 0.8, PANEL[1]))
+    for number, step in enumerate(distinct(data["step"])):
         before, _, after = str(step).partition(" → ")
-        name = f"{short(before)} → {short(after)}" if after else step
+        name = f"{label_of(before)} → {label_of(after)}" if after else step
         _line(ax, data, data["step"] == step, "change", name, number)
     _finish(ax, data["layer"], "change of the map, 1 − ρ")
     ax.set_ylim(bottom=0)
@@ -157,32 +179,19 @@ def change(table: Any, ax: Axes | None = None) -> Axes:
 
 
 def singular_values(values: Any, ax: Axes | None = None) -> Axes:
-    """The singular values of f, sorted, a line for each head.
+    """Draw the singular values of f, sorted, with a line for each head.
 
-    `values` is what `normscope.properties.singular_values` gives: for one head (rank,), for several
-    (head, rank) or (layer, head, rank), or a mapping of such arrays by name. Layers differ in
-    colour.
+    Args:
+        values: What `normscope.properties.singular_values` returns: (rank,) for one head, or
+            several as (head, rank) or (layer, head, rank), where layers differ in colour; or a
+            mapping of such arrays by name.
+        ax: Axes to draw into; by default those of a new figure.
     """
-    (ax,) = panels(ax, 1, (PANEL[0] + BESIDE / 2, PANEL[1]))
+    (ax,) = panels(ax, 1, (PANEL[0] + LEGEND / 2, PANEL[1]))
     if isinstance(values, Mapping):
-        for number, (name, one) in enumerate(values.items()):
-            lines = _spectra(one).reshape(-1, np.shape(one)[-1])
-            for at, line in enumerate(lines):
-                style: Any = {"color": PALETTE[number % len(PALETTE)], "ls": DASHES[number % 4]}
-                ax.plot(_ranks(line), line, label=None if at else brief(str(name)), lw=1.2, **style)
-        legend(ax)
+        _named_spectra(ax, values)
     else:
-        import matplotlib
-
-        spectra = _spectra(values)
-        count = len(spectra)
-        colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, count))
-        for layer, lines in enumerate(spectra):
-            for head, line in enumerate(lines):
-                name = f"layer {layer}" if head == 0 and count > 1 else None
-                ax.plot(_ranks(line), line, color=colours[layer], lw=0.8, alpha=0.8, label=name)
-        if count > 1:
-            legend(ax, ncols=1 + count // 13, fontsize=8)
+        _spectra_by_layer(ax, _spectra(values))
     ax.set_xlabel("singular value, by size")
     ax.set_ylabel("size")
     ax.set_ylim(bottom=0)
@@ -190,15 +199,37 @@ def singular_values(values: Any, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def _named_spectra(ax: Axes, arrays: Mapping[Any, Any]) -> None:
+    for number, (name, values) in enumerate(arrays.items()):
+        style: Any = {"color": PALETTE[number % len(PALETTE)], "ls": DASHES[number % len(DASHES)]}
+        lines = _spectra(values).reshape(-1, np.shape(values)[-1])
+        for at, line in enumerate(lines):
+            ax.plot(_ranks(line), line, label=None if at else brief(str(name)), lw=1.2, **style)
+    legend(ax)
+
+
+def _spectra_by_layer(ax: Axes, spectra: NDArray[Any]) -> None:
+    import matplotlib
+
+    count = len(spectra)
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, count))
+    for layer, lines in enumerate(spectra):
+        for head, line in enumerate(lines):
+            name = f"layer {layer}" if head == 0 and count > 1 else None
+            ax.plot(_ranks(line), line, color=colours[layer], lw=0.8, alpha=0.8, label=name)
+    if count > 1:
+        legend(ax, ncols=1 + count // 13, fontsize=8)
+
+
 def _spectra(values: Any) -> NDArray[Any]:
-    """(layer, head, rank)."""
-    found = np.asarray(values, dtype=float)
-    if not 1 <= found.ndim <= 3 or not found.size:
+    """Return singular values as (layer, head, rank)."""
+    array = np.asarray(values, dtype=float)
+    if not 1 <= array.ndim <= 3 or not array.size:
         raise InputError(
-            "singular values come as (rank,), (head, rank) or (layer, head, rank), but were given "
-            f"with the shape {found.shape}"
+            "singular values must have the shape (rank,), (head, rank) or (layer, head, rank), "
+            f"but were given with the shape {array.shape}"
         )
-    return found.reshape((1,) * (3 - found.ndim) + found.shape)
+    return array.reshape((1,) * (3 - array.ndim) + array.shape)
 
 
 def _ranks(line: NDArray[Any]) -> NDArray[Any]:
@@ -208,7 +239,7 @@ def _ranks(line: NDArray[Any]) -> NDArray[Any]:
 def _line(
     ax: Axes, data: Mapping[str, NDArray[Any]], rows: Any, column: str, name: Any, number: int
 ) -> None:
-    """One line, and a band where the table has the column's interval."""
+    """Draw one line, and a band where the table has the column's interval."""
     order = np.argsort(data["layer"][rows], kind="stable")
     layer = data["layer"][rows][order]
     colour = PALETTE[number % len(PALETTE)]
@@ -227,10 +258,11 @@ def _line(
         ax.fill_between(layer, low, high, color=colour, alpha=0.18, lw=0)
 
 
-def _finish(ax: Axes, layers: NDArray[Any], title: str) -> None:
-    found = np.unique(layers)
-    step = 1 + (len(found) - 1) // 13
-    ax.set_xticks(found[::step])
+def _finish(ax: Axes, layers: NDArray[Any], label: str) -> None:
+    """Label the axes, with at most 13 or so layers named."""
+    numbers = np.unique(layers)
+    step = 1 + (len(numbers) - 1) // 13
+    ax.set_xticks(numbers[::step])
     ax.set_xlabel("layer")
-    ax.set_ylabel(title)
+    ax.set_ylabel(label)
     tidy(ax)

@@ -1,4 +1,4 @@
-"""Statistics that are no lines: heat maps of heads, scatters, frequency, amplified pairs."""
+"""Plots of other statistics: heat maps of heads, scatters, frequency, amplified pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.decomposition.maps import NAMES
+from normscope.decomposition.scopes import SCOPES
 from normscope.errors import InputError
 from normscope.show.plots.style import (
     COLOUR_MAP,
@@ -17,11 +17,11 @@ from normscope.show.plots.style import (
     brief,
     chosen,
     columns_of,
-    entitle,
-    labels,
+    distinct,
+    label_of,
     legend,
     panels,
-    short,
+    set_title,
     tidy,
 )
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MEASURES = ("alpha", "transformed_norm", "weighted_norm", "cv")
-PART = 14  # letters of a token that is one of two in a label
+PAIR_LETTERS = 14  # of each token in the label of a pair
 
 
 def heads(
@@ -38,11 +38,17 @@ def heads(
     names: Sequence[str] | None = None,
     axes: Any = None,
 ) -> NDArray[Any]:
-    """Head × layer heat maps: a row of panels for each measure, one panel for each category.
+    """Draw head × layer heat maps: a row of panels for each measure, a panel for each category.
 
-    `table` has the columns layer, head, the measures, and category where there are several, as
-    the statistics "categories" ("heads") and "dispersion" ("transformed_norm") give them. A row
-    of panels has one scale.
+    A row of panels has one colour scale.
+
+    Args:
+        table: Columns layer, head, the measures and, where there are several, category, as in the
+            table "heads" of the statistic "categories" and "transformed_norm" of "dispersion".
+        measures: The columns to draw; by default those of alpha, transformed_norm, weighted_norm
+            and cv that the table has.
+        names: The categories to draw; all by default.
+        axes: Axes to draw into; by default those of a new figure.
     """
     data = columns_of(table, "layer", "head")
     wanted = chosen(measures, [name for name in data if name not in ("layer", "head")], "measure")
@@ -52,51 +58,58 @@ def heads(
         raise InputError(f"the table has no measure; it has: {', '.join(data)}")
     groups: list[Any] = [None]
     if "category" in data:
-        groups = list(chosen(names, labels(data["category"]), "category"))
-    layer, head = (labels(np.sort(np.unique(data[name]))) for name in ("layer", "head"))
-    size = (max(2.4, 0.24 * len(head) + 1.2), max(2.2, 0.24 * len(layer) + 1.0))
+        groups = list(chosen(names, distinct(data["category"]), "category"))
+    layers, numbers = (np.unique(data[name]).tolist() for name in ("layer", "head"))
+    size = (max(2.4, 0.24 * len(numbers) + 1.2), max(2.2, 0.24 * len(layers) + 1.0))
     drawn = panels(axes, len(wanted) * len(groups), size, len(groups)).reshape(len(wanted), -1)
     for row, measure in zip(drawn, wanted, strict=True):
         images = []
         for ax, group in zip(row, groups, strict=True):
             rows = slice(None) if group is None else data["category"] == group
             values = _grid(data["layer"][rows], data["head"][rows], data[measure][rows])
-            # Of one category, the panels differ in what they measure.
+            # Where there is one category, panels differ in what they measure.
             title = [] if group is None else [brief(str(group))]
-            title += [short(measure)] if len(groups) == 1 else []
-            images.append(_head_map(ax, values, layer, head, ": ".join(title)))
-        top = np.nanmax([image.get_array().max() for image in images])
-        for image in images:
-            image.set_clim(0, top if top > 0 else 1)
-        figure: Any = row[0].figure
-        bar = figure.colorbar(images[-1], ax=list(row), shrink=0.85, aspect=24, pad=0.02)
-        bar.set_label(short(measure))
-        bar.outline.set_visible(False)
+            title += [label_of(measure)] if len(groups) == 1 else []
+            images.append(_head_map(ax, values, layers, numbers, ": ".join(title)))
+        _share_scale(images, list(row), label_of(measure))
     return drawn if len(wanted) > 1 and axes is None else drawn.ravel()
 
 
 def _grid(layer: NDArray[Any], head: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """(layer, head) from long columns; NaN where the table has no row."""
+    """Return long columns as (layer, head), with NaN where the table has no row."""
     layers, down = np.unique(layer, return_inverse=True)
-    found, across = np.unique(head, return_inverse=True)
-    grid = np.full((len(layers), len(found)), np.nan)
+    numbers, across = np.unique(head, return_inverse=True)
+    grid = np.full((len(layers), len(numbers)), np.nan)
     grid[down.ravel(), across.ravel()] = values
     return grid
 
 
-def _head_map(ax: Axes, values: NDArray[Any], layer: list[Any], head: list[Any], title: str) -> Any:
+def _head_map(
+    ax: Axes, values: NDArray[Any], layers: list[Any], numbers: list[Any], title: str
+) -> Any:
     image = ax.imshow(
         np.ma.masked_invalid(values), cmap=COLOUR_MAP, interpolation="nearest", origin="upper"
     )
-    for ticks, found in ((ax.set_xticks, head), (ax.set_yticks, layer)):
-        step = 1 + (len(found) - 1) // 16
-        ticks(range(0, len(found), step), [str(one) for one in found[::step]], fontsize=8)
+    for set_ticks, labels in ((ax.set_xticks, numbers), (ax.set_yticks, layers)):
+        step = 1 + (len(labels) - 1) // 16
+        set_ticks(range(0, len(labels), step), [str(label) for label in labels[::step]], fontsize=8)
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    entitle(ax, title)
+    set_title(ax, title)
     return image
+
+
+def _share_scale(images: list[Any], axes: list[Axes], label: str) -> None:
+    """Give a row of images one colour scale from 0, with one colour bar."""
+    top = np.nanmax([image.get_array().max() for image in images])
+    for image in images:
+        image.set_clim(0, top if top > 0 else 1)
+    figure: Any = axes[0].figure
+    bar = figure.colorbar(images[-1], ax=axes, shrink=0.85, aspect=24, pad=0.02)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
 
 
 def alpha_and_norm(
@@ -107,21 +120,25 @@ def alpha_and_norm(
     *,
     log: bool = False,
 ) -> NDArray[Any]:
-    """α against ‖f(x)‖ of a sample of pairs, one panel for each category.
+    """Draw α against ‖f(x)‖ for a sample of pairs, with a panel for each category.
 
-    `table` has the columns category, alpha and transformed_norm ("scatter" of the statistic
-    "alpha_vs_norm"); `correlations` is its "spearman", whose ρ go into the titles. With `log`,
-    α is on a logarithmic axis.
+    Args:
+        table: Columns category, alpha and transformed_norm, as in the table "scatter" of the
+            statistic "alpha_vs_norm".
+        names: The categories to draw; all by default.
+        correlations: The table "spearman" of the same statistic, whose ρ go into the titles.
+        axes: Axes to draw into, one for each category; by default those of a new figure.
+        log: Draw α on a logarithmic axis.
     """
     data = columns_of(table, "category", "alpha", "transformed_norm")
-    groups = chosen(names, labels(data["category"]), "category")
+    groups = chosen(names, distinct(data["category"]), "category")
     rho: dict[Any, float] = {}
     if correlations is not None:
-        found = columns_of(correlations, "category", "spearman")
-        rho = dict(zip(found["category"].tolist(), found["spearman"].tolist(), strict=True))
+        columns = columns_of(correlations, "category", "spearman")
+        rho = dict(zip(columns["category"].tolist(), columns["spearman"].tolist(), strict=True))
     drawn = panels(axes, len(groups), (3.4, 3.0), 2, sharex=True, sharey=True)
-    shown = np.isin(data["category"], groups)
-    top = 1.05 * float(np.max(data["transformed_norm"][shown], initial=1e-12))
+    rows_drawn = np.isin(data["category"], groups)
+    top = 1.05 * float(np.max(data["transformed_norm"][rows_drawn], initial=1e-12))
     for number, (ax, group) in enumerate(zip(drawn, groups, strict=True)):
         rows = data["category"] == group
         ax.scatter(
@@ -133,32 +150,34 @@ def alpha_and_norm(
             color=PALETTE[number % len(PALETTE)],
             rasterized=True,  # thousands of points make a vector file slow
         )
-        title = brief(str(group)) + (f"   ρ = {_two(rho[group])}" if group in rho else "")
-        entitle(ax, title)
+        correlation = f"   ρ = {_two_digits(rho[group])}" if group in rho else ""
+        set_title(ax, brief(str(group)) + correlation)
         if log:
             ax.set_xscale("log")
         else:
             ax.set_xlim(-0.02, 1.02)
         ax.set_ylim(0, top)
-        ax.set_xlabel(short("alpha"))
-        ax.set_ylabel(short("transformed_norm"))
+        ax.set_xlabel(label_of("alpha"))
+        ax.set_ylabel(label_of("transformed_norm"))
         ax.label_outer()
         tidy(ax)
     return drawn
 
 
-def _two(number: float) -> str:
-    """Two digits, a real minus sign, and no minus before a zero."""
+def _two_digits(number: float) -> str:
+    """Format with two digits, a typographic minus sign, and no minus before a zero."""
     return f"{number:.2f}".replace("-0.00", "0.00").replace("-", "−")
 
 
 def frequency(table: Any, measures: Sequence[str] | None = None, axes: Any = None) -> NDArray[Any]:
-    """How α and ‖f(x)‖ go with the rank of a token's frequency.
+    """Draw how α and ‖f(x)‖ go with the rank of a token's frequency.
 
-    A table with a column rank is drawn point by point, a panel for each measure; where a column
-    special says which tokens frame the text, they have another colour. The summary that the
-    statistic "frequency" gives (columns of, spearman) is drawn as one ρ for each measure, with and
-    without special tokens.
+    Args:
+        table: Either a column rank and measures, which are drawn point by point, with special
+            tokens in another colour if there is a column special; or columns of and spearman, as
+            in the table of the statistic "frequency", which are drawn as one ρ for each measure.
+        measures: The columns to draw, a panel for each; by default all columns of numbers.
+        axes: Axes to draw into; by default those of a new figure.
     """
     data = columns_of(table)
     if "rank" not in data:
@@ -171,25 +190,19 @@ def frequency(table: Any, measures: Sequence[str] | None = None, axes: Any = Non
     ]
     wanted = chosen(measures, numbers, "measure")
     drawn = panels(axes, len(wanted), (4.2, 3.2))
+    # A few among thousands: special tokens are larger, opaque and on top.
+    kinds: Any = (
+        (~special, "tokens", {"color": PALETTE[0], "s": 6, "alpha": 0.35}),
+        (special, "special tokens", {"color": PALETTE[1], "s": 24, "marker": "D"}),
+    )
     for ax, measure in zip(drawn, wanted, strict=True):
-        # A few among thousands: the special tokens are larger, whole and on top.
-        kinds: Any = (
-            (~special, "tokens", {"color": PALETTE[0], "s": 6, "alpha": 0.35}),
-            (special, "special tokens", {"color": PALETTE[1], "s": 24, "marker": "D"}),
-        )
         for rows, name, style in kinds:
             if rows.any():
-                ax.scatter(
-                    data["rank"][rows],
-                    data[measure][rows],
-                    **style,
-                    lw=0,
-                    label=name,
-                    rasterized=True,
-                )
+                points = data["rank"][rows], data[measure][rows]
+                ax.scatter(*points, **style, lw=0, label=name, rasterized=True)
         ax.set_xscale("log")
         ax.set_xlabel("rank of the token's frequency")
-        ax.set_ylabel(short(measure))
+        ax.set_ylabel(label_of(measure))
         ax.set_ylim(bottom=0)
         tidy(ax)
         if special.any():
@@ -207,9 +220,12 @@ def _correlations(data: dict[str, NDArray[Any]], axes: Any) -> NDArray[Any]:
                 data[column].astype(float), places, marker, color=PALETTE[number], ms=7, label=name
             )
     ax.axvline(0, color="#777777", lw=0.8)
-    # Besides α and ‖f(x)‖ there are the mixing ratios of some maps, under the maps' names.
-    ratios = {name: f"mixing ratio: {short(name)}" for name in NAMES}
-    ax.set_yticks(places, [ratios.get(name, short(name)) for name in map(str, data["of"])])
+    # Mixing ratios are listed under the names of their maps.
+    labels = [
+        f"mixing ratio: {label_of(name)}" if name in SCOPES else label_of(name)
+        for name in map(str, data["of"])
+    ]
+    ax.set_yticks(places, labels)
     ax.set_xlim(-1, 1)
     ax.set_ylim(len(places) - 0.5, -0.5)
     ax.set_xlabel("Spearman's ρ with the rank (1: the most frequent)")
@@ -221,12 +237,20 @@ def _correlations(data: dict[str, NDArray[Any]], axes: Any) -> NDArray[Any]:
 def amplified(
     table: Any, layer: int | None = None, top: int = 12, axes: Any = None
 ) -> NDArray[Any]:
-    """The pairs of tokens that the feed-forward enlarges most often, a panel for each layer."""
+    """Draw the pairs of tokens that the feed-forward enlarges most often.
+
+    Args:
+        table: Columns layer, query_token, key_token and count, as in the table "pairs" of the
+            statistic "amplification".
+        layer: The layer to draw; by default all, a panel for each.
+        top: How many pairs a panel has at most.
+        axes: Axes to draw into, one for each layer; by default those of a new figure.
+    """
     data = columns_of(table, "layer", "query_token", "key_token", "count")
-    there = labels(np.sort(np.unique(data["layer"])))
-    if layer is not None and layer not in there:
-        raise InputError(f"there is no layer {layer}; there is: {', '.join(map(str, there))}")
-    layers = there if layer is None else [layer]
+    valid = np.unique(data["layer"]).tolist()
+    if layer is not None and layer not in valid:
+        raise InputError(f"there is no layer {layer}; there is: {', '.join(map(str, valid))}")
+    layers = valid if layer is None else [layer]
     drawn = panels(axes, len(layers), (3.6, 0.8 + 0.22 * top), 4)
     for ax, at in zip(drawn, layers, strict=True):
         rows = np.flatnonzero(data["layer"] == at)
@@ -244,8 +268,10 @@ def amplified(
 
 
 def _pair(query: str, key: str) -> str:
-    """The query on the left and the key on the right, whichever way their letters run."""
-    # Of what Unicode has for this, U+200E alone is in the fonts that matplotlib comes with.
-    turned = any(unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in query + key)
-    mark = "\u200e" if turned else ""
-    return f"{mark}{brief(query, PART)}{mark} ← {mark}{brief(key, PART)}"
+    """Label a pair with the query on the left, also where the letters run from right to left."""
+    # Of Unicode's direction marks, only U+200E is in the fonts that come with matplotlib.
+    right_to_left = any(
+        unicodedata.bidirectional(char) in ("R", "AL", "AN") for char in query + key
+    )
+    mark = "\u200e" if right_to_left else ""
+    return f"{mark}{brief(query, PAIR_LETTERS)}{mark} ← {mark}{brief(key, PAIR_LETTERS)}"

@@ -1,4 +1,4 @@
-// Colours that change in lightness first, so that they read without colour vision and in print.
+// Colours that differ mainly in lightness, so that they can be read without colour vision and in print.
 
 const RAMPS = {
   light: {
@@ -15,7 +15,7 @@ function parse(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }
 
-/** 256 colours along a ramp, as bytes, as CSS, and the ink that is legible on each. */
+/** 256 colours along a ramp, as bytes and as CSS, with the text colour that is legible on each. */
 function ramp(stops) {
   const points = stops.map(parse);
   const bytes = new Uint8Array(256 * 3);
@@ -40,16 +40,16 @@ const PALETTES = Object.fromEntries(
   ]),
 );
 
-/** Which of the 256 colours: of 0…max upwards, of −max…max for a difference. */
+/** The number of a value's colour, of 256: from 0 to max, or for a difference from −max to max. */
 function level(value, max, signed) {
   if (!(max > 0)) return signed ? 128 : 0;
   const place = signed ? 127.5 + (127.5 * value) / max : (255 * value) / max;
   return Math.max(0, Math.min(255, Math.round(place)));
 }
 
-/** A picture of the cells, one pixel each, or pooled to at most `limit` pixels a side. */
+/** A picture of the cells, one pixel each; larger ones are pooled to at most `limit` pixels a side. */
 function cellsPicture(field, colours, max, limit = Infinity) {
-  const { values, rows, cols, width } = field; // rows and cols: which entries are shown
+  const { values, rows, cols, width } = field; // rows and cols: the entries that are shown
   const signed = field.signed;
   const step = Math.max(1, Math.ceil(Math.max(rows.length, cols.length) / limit));
   const wide = Math.max(1, Math.ceil(cols.length / step));

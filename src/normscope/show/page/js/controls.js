@@ -1,4 +1,4 @@
-// The controls: plain form elements, so that keyboards and screen readers know them.
+// The controls: plain form elements, which keyboards and screen readers can use.
 
 let instances = 0;
 
@@ -7,7 +7,7 @@ function controls(app) {
   const bar = make("div", { className: "ns-controls" });
   const groups = new Map();
 
-  /** A group as it was made, for as long as its choices are the same: an element that is replaced cannot be dragged. */
+  /** Return the existing group while its choices stay the same: a slider that is replaced stops being dragged. */
   function kept(name, choices, create) {
     const key = JSON.stringify(choices);
     if (groups.get(name)?.key !== key) groups.set(name, { key, group: create() });
@@ -85,19 +85,19 @@ function controls(app) {
 
   function build() {
     const { model, part, state } = app;
-    const map = part.maps.find((one) => one.name === state.map);
+    const map = part.maps.find((entry) => entry.name === state.map);
     const heads = map.heads ?? [];
     const list = [];
-    const short = (one) => (one.sum ?? one.each).short;
+    const short = (entry) => (entry.sum ?? entry.each).short;
     if (model.parts.length > 1)
-      list.push(segmented("Part", "part", model.parts.map((one) => ({ value: one.name, text: one.name })), state.part, (value) => app.set({ part: value, query: null, key: null }), "ns-part"));
-    list.push(segmented("Map", "map", part.maps.map((one) => ({ value: one.name, text: short(one), title: (one.sum ?? one.each).title })),
+      list.push(segmented("Part", "part", model.parts.map(({ name }) => ({ value: name, text: name })), state.part, (value) => app.set({ part: value, query: null, key: null }), "ns-part"));
+    list.push(segmented("Map", "map", part.maps.map((entry) => ({ value: entry.name, text: short(entry), title: (entry.sum ?? entry.each).title })),
       state.map, (value) => app.set({ map: value, versus: app.state.versus === value ? "" : app.state.versus }), "ns-story"));
     list.push(layers());
     const choices = [...(map.sum ? [{ value: "sum", text: "together" }] : []), ...heads.map((head) => ({ value: head, text: `head ${head}` }))];
     list.push(dropdown("Heads", "head", choices, map.each ? state.head : "sum", (value) => app.set({ head: value === "sum" ? "sum" : Number(value) })));
     list.push(dropdown("Compare with", "versus", [{ value: "", text: "nothing" },
-      ...part.maps.filter((one) => one !== map).map((one) => ({ value: one.name, text: short(one) }))], state.versus, (value) => app.set({ versus: value })));
+      ...part.maps.filter((entry) => entry !== map).map((entry) => ({ value: entry.name, text: short(entry) }))], state.versus, (value) => app.set({ versus: value })));
     list.push(segmented("Numbers", "scale", [
       { value: "share", text: "share", title: "share of what a token takes" }, { value: "absolute", text: "absolute", title: "the weight or the norm itself" },
     ], state.scale, (value) => app.set({ scale: value })));
@@ -111,7 +111,7 @@ function controls(app) {
 
   return {
     element: bar,
-    /** Only what has changed; the focus stays on the control that had it. */
+    /** Replace only the groups that have changed, and keep the focus on its control. */
     sync() {
       const active = bar.contains(app.active()) ? app.active() : null;
       build().forEach((group, at) => {
@@ -141,7 +141,7 @@ const KEYS = [
   ["t", "dark or light"],
   ["← → ↑ ↓", "among tokens, or cells of the matrix"],
   ["Home End", "first and last token"],
-  ["Esc", "let go of the chosen token"],
+  ["Esc", "deselect the token"],
   ["?", "this list"],
 ];
 

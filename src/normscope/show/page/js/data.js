@@ -1,4 +1,4 @@
-// From the packed numbers to the cells of one map.
+// Unpack the numbers of a page, and return the cells of a map.
 
 function bytesOf(base64) {
   const text = atob(base64);
@@ -14,15 +14,15 @@ async function inflate(bytes) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** Unpack the data of a page: what it says, and for every array a function that gives a slice. */
+/** Return the data of a page with its arrays unpacked; each has a function that returns a slice. */
 async function unpack(data) {
-  if (data.format !== "normscope.page" || data.version !== 2)
-    throw new Error("the data of this page is of a form that its code does not know");
+  if (data.format !== "normscope.page" || data.version !== 3)
+    throw new Error("the data of this page has a format that its code cannot read");
   const slabs = [];
-  for (const one of data.slabs) {
-    if (one.times !== undefined) slabs.push(weighted(slabs[one.times], one.factor));
-    else if (one.mean !== undefined) slabs.push(meanOf(slabs[one.mean]));
-    else slabs.push(stored(one, await inflate(bytesOf(one.data))));
+  for (const slab of data.slabs) {
+    if (slab.times !== undefined) slabs.push(weighted(slabs[slab.times], slab.factor));
+    else if (slab.mean !== undefined) slabs.push(meanOf(slabs[slab.mean]));
+    else slabs.push(stored(slab, await inflate(bytesOf(slab.data))));
   }
   return { ...data, slabs };
 }
@@ -32,12 +32,12 @@ function stored({ shape, levels, largest }, bytes) {
   const rows = shape.length > 2 ? shape[shape.length - 2] : 1;
   const heads = shape.length > 3 ? shape[1] : 1;
   const size = rows * cols;
-  const count = shape.reduce((product, one) => product * one, 1);
+  const count = shape.reduce((product, size) => product * size, 1);
   return {
     layers: shape[0], heads, rows, cols, levels,
     slice(layer, head) {
       const at = layer * heads + head;
-      const step = largest[at] / levels ** 2; // roots are kept, so that small values are fine
+      const step = largest[at] / levels ** 2; // cells are stored as square roots, so that small values are precise
       const values = new Float32Array(size);
       const start = at * size;
       if (levels <= 255) for (let i = 0; i < size; i++) values[i] = bytes[start + i] ** 2 * step;
@@ -49,7 +49,7 @@ function stored({ shape, levels, largest }, bytes) {
   };
 }
 
-/** α‖f(x)‖: the weights times the length of every key's vector. */
+/** α‖f(x)‖: the weights times the norm of every key's vector. */
 function weighted(weights, factor) {
   const norms = new Float32Array(bytesOf(factor).buffer);
   const { layers, heads, rows, cols, levels } = weights;
@@ -81,7 +81,7 @@ function meanOf(each) {
   };
 }
 
-/** The entries of an axis: pieces, or words with the pieces that they are made of. */
+/** The entries of an axis: pieces, or words with the positions of their pieces. */
 function entries(tokens, words) {
   if (!words || !tokens.word)
     return tokens.pieces.map((piece, at) => ({
@@ -99,7 +99,7 @@ function entries(tokens, words) {
   return list;
 }
 
-/** Sum over the keys of a word, mean over its queries; as it is where there are no words. */
+/** Merge words: sum over the keys of a word, mean over its queries. */
 function merged(values, rows, cols, queries, keys) {
   if (queries.length === rows && keys.length === cols) return values;
   const narrow = new Float64Array(rows * keys.length);
@@ -125,7 +125,7 @@ function shareRows(values, rows, cols) {
   return values;
 }
 
-/** One map as it is shown: {values, queries, keys}, every query a row. */
+/** The cells of one map as {values, queries, keys}, with a row for each query. */
 function cellsOf(model, part, variant, layer, head, { words, share }) {
   const slab = model.slabs[variant.slab];
   const queries = entries(model.tokens[part.tokens], words);

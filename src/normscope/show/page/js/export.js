@@ -1,4 +1,4 @@
-// What is shown, as a file: SVG from the same numbers, PNG from the SVG, CSV from the cells.
+// Save what is shown: SVG from the same numbers, PNG from the SVG, CSV from the cells.
 
 function round(value) {
   return Math.round(value * 100) / 100;
@@ -11,7 +11,7 @@ function svg(tag, about = {}, text = null) {
   return element;
 }
 
-/** A picture with one pixel a cell, made larger, for programs that would smooth it. */
+/** Enlarge a picture with one pixel for each cell, for programs that would smooth it. */
 function enlarged(canvas) {
   const times = Math.max(1, Math.min(16, Math.floor(1024 / Math.max(canvas.width, canvas.height))));
   const large = document.createElement("canvas");
@@ -23,7 +23,7 @@ function enlarged(canvas) {
   return large.toDataURL("image/png");
 }
 
-/** What is shown, then what is chosen and what is left out. */
+/** The headline of a picture: what is shown, what is selected, and what is hidden. */
 function headline(app) {
   const { state, fields } = app;
   const overview = state.view === "overview";
@@ -45,15 +45,15 @@ function headline(app) {
   return { shown, about };
 }
 
-/** The signatures of the results that what is shown comes from. */
+/** The signatures of the results that are shown. */
 function signaturesOf(app) {
   const variants = app.state.view === "overview"
-    ? app.panels[0].panels().map((one) => choose(app.part, one.state.map, one.state).variant)
+    ? app.panels[0].panels().map(({ state }) => choose(app.part, state.map, state).variant)
     : app.fields.filter((field) => !field.signed).map((field) => field.variant);
   return [...new Set(variants.map((variant) => variant.signature))].map((at) => app.model.signatures[at]);
 }
 
-/** Pieces in as few lines as the width allows. */
+/** Join pieces into as few lines as the width allows. */
 function inLines(pieces, fits) {
   const lines = [];
   for (const piece of pieces) {
@@ -93,10 +93,10 @@ function toSvg(app) {
   pictures.setAttribute("transform", `translate(0 ${bottom})`);
   whole.append(pictures);
   bottom += height + 24;
-  // The signatures whole, in as many lines as it takes.
+  // Signatures are not cut, but broken into lines.
   const length = Math.max(40, Math.floor((width - 32) / 5.2));
-  for (const one of signaturesOf(app)) {
-    const signature = visible(one || "none", 4000);
+  for (const text of signaturesOf(app)) {
+    const signature = visible(text || "none", 4000);
     for (let start = 0; start < signature.length; start += length, bottom += 12)
       whole.append(svg("text", { x: 16, y: round(bottom), "font-size": 9, fill: style.muted }, signature.slice(start, start + length)));
   }
@@ -128,7 +128,7 @@ async function toPng(text) {
   }
 }
 
-/** As many digits as a cell of float32 has. */
+/** A number with the digits of a float32. */
 function digits(value) {
   return Number(value.toPrecision(7));
 }
@@ -153,7 +153,7 @@ function toCsv(app) {
   const pinned = state.view === "tokens" ? app.pinned() : null;
   const rows = pinned?.side === "query" ? [pinned.index] : widest.rows;
   const cols = pinned?.side === "key" ? [pinned.index] : widest.cols;
-  // A column that is not of the head that the rows name, or not on their scale, says so itself.
+  // The header names the head or the scale of a column where it differs from that of the rows.
   const names = fields.map((field) => {
     if (field.signed) return field.share && state.scale !== "share" ? `${field.name} of shares` : field.name;
     return field.label === fields[0].label ? field.name : `${field.name} (${field.label || "sum"})`;

@@ -1,10 +1,10 @@
-// The maps on the screen, from the state: one, or two and their difference.
+// Compute the fields that the state shows: one map, or two and their difference.
 
-/** Which array serves a map under this state: of the chosen head, or of the heads together. */
+/** Choose the array of a map: that of the selected head, or that of the heads together. */
 function choose(part, name, state) {
-  const map = part.maps.find((one) => one.name === name);
-  const one = state.head !== "sum" && map.each ? map.heads.indexOf(state.head) : -1;
-  if (one >= 0) return { map, variant: map.each, head: one, label: `head ${state.head}` };
+  const map = part.maps.find((entry) => entry.name === name);
+  const head = state.head !== "sum" && map.each ? map.heads.indexOf(state.head) : -1;
+  if (head >= 0) return { map, variant: map.each, head, label: `head ${state.head}` };
   if (map.sum) return { map, variant: map.sum, head: 0, label: "" };
   return { map, variant: map.each, head: 0, label: `head ${map.heads[0]}` };
 }
@@ -49,13 +49,13 @@ function finished(field) {
   return field;
 }
 
-/** other − one. A weight and a norm have no common unit, so then shares of the row are compared. */
-function differenceOf(model, part, layer, state, one, other) {
-  let [a, b] = [one, other];
-  const share = state.scale === "share" || one.variant.unit !== other.variant.unit;
+/** The difference second − first. A weight and a norm have no common unit: their shares are compared. */
+function differenceOf(model, part, layer, state, first, second) {
+  let [a, b] = [first, second];
+  const share = state.scale === "share" || first.variant.unit !== second.variant.unit;
   if (share && state.scale !== "share") {
-    a = fieldOf(model, part, one.name, layer, state, true);
-    b = fieldOf(model, part, other.name, layer, state, true);
+    a = fieldOf(model, part, first.name, layer, state, true);
+    b = fieldOf(model, part, second.name, layer, state, true);
   }
   const wider = a.width >= b.width ? a : b;
   const { queries, keys, width, rows, cols, own, self } = wider;
@@ -75,16 +75,16 @@ function differenceOf(model, part, layer, state, one, other) {
   });
 }
 
-/** All fields of the state, the first that of the map. */
+/** All fields of the state, beginning with that of its map. */
 function fieldsOf(model, part, state) {
   const layer = part.layers.indexOf(state.layer);
-  const one = fieldOf(model, part, state.map, layer, state);
-  if (!state.versus) return [one];
-  const other = fieldOf(model, part, state.versus, layer, state);
-  return [one, other, differenceOf(model, part, layer, state, one, other)];
+  const first = fieldOf(model, part, state.map, layer, state);
+  if (!state.versus) return [first];
+  const second = fieldOf(model, part, state.versus, layer, state);
+  return [first, second, differenceOf(model, part, layer, state, first, second)];
 }
 
-/** What a query takes from each key, or what each query takes from a key; else the keys' means. */
+/** What the query in focus takes from each key, or each query from the key in focus; else means by key. */
 function vectorOf(field, focus) {
   if (focus?.side === "query") return field.keys.map((_, key) => field.value(focus.index, key));
   if (focus?.side === "key") return field.queries.map((_, query) => field.value(query, focus.index));
@@ -93,7 +93,7 @@ function vectorOf(field, focus) {
   return sums.map((sum) => sum / field.rows.length);
 }
 
-/** The entries of a vector that are shown, largest first. */
+/** The positions of a vector's shown entries, largest first. */
 function ranked(field, focus, vector) {
   const shown = focus?.side === "key" ? field.rows : field.cols;
   const hidden = focus && field.own ? focus.index : -1;

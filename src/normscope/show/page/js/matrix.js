@@ -1,4 +1,4 @@
-// The heat map: every query a row, every key a column.
+// The heat map: a row for each query, a column for each key.
 
 const LARGEST_CELL = 30; // pixels
 const SMALLEST_LABEL = 9;
@@ -24,13 +24,13 @@ function matrixPanel(app) {
     const wide = Math.max(120, canvas.parentNode.clientWidth || 300);
     const [rows, cols] = [field.rows.length, field.cols.length];
     const guess = Math.min(LARGEST_CELL, (wide - 60 - AXIS) / cols);
-    const named = guess >= SMALLEST_LABEL; // every token; else every second, third, …
+    const named = guess >= SMALLEST_LABEL; // label every token; else every second, third, …
     context.font = `${Math.max(9, Math.min(13, Math.floor(guess * 0.72)))}px ${app.font()}`;
     const room = Math.min(110, 0.25 * wide);
     const longest = (list, shown) => Math.ceil(shown.reduce((most, at) => Math.max(most, context.measureText(label(list[at])).width), 0));
     const left = AXIS + Math.min(room, longest(field.queries, field.rows) + 8);
     const top = AXIS + Math.min(room, longest(field.keys, field.cols) + 8);
-    const high = Math.max(320, 0.8 * window.innerHeight - top); // the whole of it on the screen
+    const high = Math.max(320, 0.8 * window.innerHeight - top); // the whole matrix fits the screen
     const cell = Math.max(0.25, Math.min(LARGEST_CELL, (wide - left - 2) / cols, Math.max(high / rows, named ? 13 : 0)));
     const every = cell >= SMALLEST_LABEL - 1 ? 1 : Math.ceil((SMALLEST_LABEL + 2) / cell);
     const size = Math.max(8, Math.min(every > 1 ? 10 : 13, Math.floor(every * cell * 0.75)));
@@ -121,17 +121,17 @@ function matrixPanel(app) {
   }
   canvas.addEventListener("pointermove", (event) => {
     if (event.pointerType === "touch") return;
-    const found = under(event);
-    app.hover(found && { side: "query", index: found.query, ...found });
-    app.tip(found && found.key !== null ? event : null, found && found.key !== null ? cellNote(field, found) : []);
+    const cell = under(event);
+    app.hover(cell && { side: "query", index: cell.query, ...cell });
+    app.tip(cell && cell.key !== null ? event : null, cell && cell.key !== null ? cellNote(field, cell) : []);
   });
   canvas.addEventListener("pointerleave", () => {
     app.hover(null);
     app.tip(null);
   });
   canvas.addEventListener("click", (event) => {
-    const found = under(event);
-    if (found) app.pinCell(found.query, found.key);
+    const cell = under(event);
+    if (cell) app.pinCell(cell.query, cell.key);
   });
   canvas.addEventListener("keydown", (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
@@ -201,13 +201,13 @@ function cellNote(field, { query, key }) {
   ];
 }
 
-/** What the colours mean: from nothing to the largest cell. */
+/** The legend of the colours, from nothing to the largest cell. */
 function scaleBar(app, box, field) {
   box.textContent = "";
   box.append(make("span", {}, lowest(field, field.max)), coloursBar(app, field), make("span", {}, field.text(field.max)));
 }
 
-/** The same for a picture. */
+/** The same legend, for a saved picture. */
 function scaleLine(app, into, field, max, x, y) {
   into.append(svg("image", { x, y: y + 3, width: 64, height: 9, preserveAspectRatio: "none", href: enlarged(coloursBar(app, field)) }));
   into.append(svg("rect", { x, y: y + 3, width: 64, height: 9, fill: "none", stroke: app.inks().line }));

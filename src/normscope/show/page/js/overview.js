@@ -1,4 +1,4 @@
-// All layers at once: by map, and by head of the chosen map. Every small picture is a button.
+// All layers at once: by map, and by head of the selected map. Every thumbnail is a button.
 
 const THUMB = 72; // pixels a side; larger maps are pooled by their largest cell
 
@@ -38,34 +38,34 @@ function overviewPanel(app) {
     if (together.length)
       gridOf("By map, heads together", "each picture has its own scale",
         together.map((map) => ({ head: map.sum.short, title: map.sum.title, change: { map: map.name, head: "sum" } })), state);
-    const map = part.maps.find((one) => one.name === state.map);
-    const headed = map.each ? map : part.maps.find((one) => one.each);
+    const map = part.maps.find((entry) => entry.name === state.map);
+    const headed = map.each ? map : part.maps.find((entry) => entry.each);
     if (headed)
       gridOf(`By head: ${headed.each.short}`, "each picture has its own scale",
         headed.heads.map((head) => ({ head: String(head), title: `${headed.each.short} of head ${head}`, change: { map: headed.name, head } })), state);
   }
 
-  function draw(one) {
-    const field = fieldOf(app.model, app.part, one.state.map, one.at, one.state);
+  function draw(thumb) {
+    const field = fieldOf(app.model, app.part, thumb.state.map, thumb.at, thumb.state);
     const picture = cellsPicture(field, app.palette().up, field.max, THUMB);
-    one.canvas.width = picture.width;
-    one.canvas.height = picture.height;
-    one.canvas.getContext("2d").drawImage(picture, 0, 0);
-    one.canvas.classList.toggle("ns-sharp", picture.width < THUMB);
+    thumb.canvas.width = picture.width;
+    thumb.canvas.height = picture.height;
+    thumb.canvas.getContext("2d").drawImage(picture, 0, 0);
+    thumb.canvas.classList.toggle("ns-sharp", picture.width < THUMB);
   }
 
   return {
     element,
     show: build,
     change: build,
-    /** A few pictures a frame, so that hundreds of them do not stop the page. */
+    /** Draw a few thumbnails in each frame, so that hundreds of them do not block the page. */
     paint() {
       const mine = ++job;
       const { state } = app;
       for (const { button, layer, column } of buttons) {
-        const here = layer === state.layer && column.change.map === state.map && column.change.head === state.head;
-        button.classList.toggle("ns-here", here);
-        if (here) button.setAttribute("aria-current", "true");
+        const current = layer === state.layer && column.change.map === state.map && column.change.head === state.head;
+        button.classList.toggle("ns-here", current);
+        if (current) button.setAttribute("aria-current", "true");
         else button.removeAttribute("aria-current");
       }
       let next = 0;
@@ -85,7 +85,7 @@ function overviewPanel(app) {
       buttons.forEach(draw);
     },
     panels: () => buttons,
-    ways: () => [...new Set(buttons.map((one) => (one.column.change.head === "sum" ? "by map" : "by head")))],
+    ways: () => [...new Set(buttons.map(({ column }) => (column.change.head === "sum" ? "by map" : "by head")))],
     svg(into, x, y) {
       this.finish();
       for (const grid of element.querySelectorAll(".ns-thumbs")) grid.scrollLeft = 0;
@@ -106,13 +106,13 @@ function overviewPanel(app) {
           preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(canvas),
         }));
       }
-      const right = Math.max(...buttons.map(({ button }) => button.getBoundingClientRect().right)); // beyond what fits a phone
+      const right = Math.max(...buttons.map(({ button }) => button.getBoundingClientRect().right)); // on a phone, beyond the screen
       return { width: Math.max(origin.width, right - origin.left), height: origin.height };
     },
   };
 }
 
-/** The lines that a text has on the screen, each with its place. */
+/** The lines of a text as laid out on the screen, each with its box. */
 function linesOf(element) {
   const lines = [];
   const range = document.createRange();

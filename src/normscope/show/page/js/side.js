@@ -1,8 +1,8 @@
-// Beside the picture: the largest contributors, the mixing ratio, and what the map is.
+// Beside the picture: the largest contributors, the mixing ratio, and the formula of the map.
 
 const LISTED = 10;
 
-// Of two maps and their difference: by which of the three the list is sorted.
+// The column that the list is sorted by, of two maps and their difference.
 const SORTS = ["first", "second", "difference"];
 
 function sortedBy(app) {
@@ -49,10 +49,10 @@ function contributors(app, box) {
     make("thead", {}, make("tr", {}, make("th", { scope: "col", "aria-label": "rank" }), make("th", { scope: "col" }, "token"),
       fields.map(header))),
     make("tbody", {}, rows, others)));
-  if (held >= 0) box.querySelectorAll(".ns-sort")[held]?.focus(); // who sorts by keyboard stays there
+  if (held >= 0) box.querySelectorAll(".ns-sort")[held]?.focus(); // keep the focus on the button that was pressed
 }
 
-/** For the live region: the first three, in words. */
+/** A sentence for screen readers with the three largest contributors. */
 function summary(app) {
   const focus = app.focus();
   const field = app.fields[Math.min(sortedBy(app), 1)];
@@ -66,7 +66,7 @@ function summary(app) {
   return focus.side === "key" ? `${what}. Most is taken from ${name} by ${top}.` : `${what}. ${name} takes most from ${top}.`;
 }
 
-/** Every layer a row, every token a column: how much of it comes from others. */
+/** How much of each token comes from others: a row for each layer, a column for each token. */
 function mixingStrip(app, box) {
   const { part, model, state } = app;
   const wanted = state.versus && part.mixing[state.versus] !== undefined ? state.versus : state.map;
@@ -76,8 +76,8 @@ function mixingStrip(app, box) {
   const { queries, rows } = app.fields[0];
   const layers = part.layers.length;
   const values = part.layers.map((_, layer) => {
-    const one = model.slabs[slab].slice(layer, 0);
-    return queries.map((entry) => entry.at.reduce((sum, at) => sum + one[at], 0) / entry.at.length);
+    const ratios = model.slabs[slab].slice(layer, 0);
+    return queries.map((entry) => entry.at.reduce((sum, at) => sum + ratios[at], 0) / entry.at.length);
   });
   const field = { values: values.flat(), width: queries.length, rows: part.layers.map((_, at) => at), cols: rows, signed: false, own: false };
   field.at = (y, x) => values[y][rows[x]];
@@ -129,7 +129,7 @@ function aboutMap(app, box) {
     ...maps.flatMap((field) => [
       make("h3", {}, field.variant.title),
       make("p", { className: "ns-math" }, formula(field.variant.formula)),
-      make("p", { className: "ns-hint" }, field.variant.says),
+      make("p", { className: "ns-hint" }, field.variant.meaning),
       make("p", { className: "ns-hint" }, "Reconstruction error: ",
         make("b", {}, typeof field.variant.error === "number" ? field.variant.error.toExponential(1) : "not measured"),
         ", the worst gap to the model’s own state."),

@@ -1,54 +1,52 @@
-// What is shown is a small record. It can be read from and written to the address of the page.
+// The state is a small record of what is shown, which is kept in the address of the page.
 
 const VIEWS = ["tokens", "matrix", "overview"];
 
-/** A valid state from any: what does not fit this result falls back to something that does. */
+/** Return a valid state: fields that do not fit this result get a default. */
 function fitting(model, wanted) {
   const state = { ...wanted };
   const parts = model.parts;
   const within = (value, count) => Number.isInteger(value) && value >= 0 && value < count;
   if (!parts.some((part) => part.name === state.part)) state.part = parts[parts.length - 1].name;
-  const part = parts.find((one) => one.name === state.part);
+  const part = parts.find(({ name }) => name === state.part);
   if (!VIEWS.includes(state.view)) state.view = "tokens";
-  const names = part.maps.map((one) => one.name);
-  if (!names.includes(state.map)) state.map = names.includes("attn_n") ? "attn_n" : names[0];
+  const names = part.maps.map(({ name }) => name);
+  const norms = model.pair[1];
+  if (!names.includes(state.map)) state.map = names.includes(norms) ? norms : names[0];
   if (!names.includes(state.versus) || state.versus === state.map) state.versus = "";
   if (!part.layers.includes(state.layer)) state.layer = part.layers[0];
-  const map = part.maps.find((one) => one.name === state.map);
-  const heads = map.heads ?? part.maps.find((one) => one.heads)?.heads ?? [];
+  const map = part.maps.find(({ name }) => name === state.map);
+  const heads = map.heads ?? part.maps.find((entry) => entry.heads)?.heads ?? [];
   if (state.head !== "sum" && !heads.includes(state.head)) state.head = "sum";
   if (!map.sum && state.head === "sum") state.head = map.heads[0];
   if (state.scale !== "absolute") state.scale = "share";
   if (!model.tokens[part.tokens].word) state.words = false;
   if (!within(state.query, model.tokens[part.tokens].pieces.length)) state.query = null;
-  const keys = Math.max(...part.maps.map((one) => model.tokens[(one.sum ?? one.each).keys].pieces.length));
+  const keys = Math.max(...part.maps.map((entry) => model.tokens[(entry.sum ?? entry.each).keys].pieces.length));
   if (!within(state.key, keys)) state.key = null;
-  if (!SORTS.includes(state.by)) state.by = "second"; // of two maps the second says what is new
+  if (!SORTS.includes(state.by)) state.by = "second"; // the second map shows what the first hides
   if (!["light", "dark"].includes(state.theme)) state.theme = "";
   return state;
 }
 
-/** How a page opens: weights beside norms, in the layer where the two differ most. */
+/** The state in which a page opens: weights beside norms, in the layer where they differ most. */
 function opening(model, wide) {
-  const part = model.parts.find((one) => one.name === "cross") ?? model.parts[0];
-  const find = (name) => part.maps.find((map) => map.name === name)?.sum;
-  const weights = find("attn_w");
-  const norms = find("attn_n");
+  const part = model.parts.find(({ name }) => name === "cross") ?? model.parts[0];
+  const [weights, norms] = model.pair.map((name) => part.maps.find((map) => map.name === name)?.sum);
   let layer = part.layers[0];
   if (weights && norms) {
     let most = -1;
     part.layers.forEach((label, at) => {
       const options = { words: false, share: true };
-      const one = cellsOf(model, part, weights, at, 0, options).values;
-      const other = cellsOf(model, part, norms, at, 0, options).values;
+      const [first, second] = [weights, norms].map((variant) => cellsOf(model, part, variant, at, 0, options).values);
       let gap = 0;
-      for (let i = 0; i < one.length; i++) gap += Math.abs(one[i] - other[i]);
+      for (let i = 0; i < first.length; i++) gap += Math.abs(first[i] - second[i]);
       if (gap > most * 1.0001) [most, layer] = [gap, label];
     });
   }
   const both = Boolean(wide && weights && norms);
   return {
-    view: "tokens", part: part.name, map: both ? "attn_w" : "attn_n", versus: both ? "attn_n" : "",
+    view: "tokens", part: part.name, map: model.pair[both ? 0 : 1], versus: both ? model.pair[1] : "",
     layer, head: "sum", scale: "share", words: false, special: true, own: true,
     query: null, key: null, by: "second", theme: "",
   };
@@ -65,9 +63,9 @@ function toFragment(state) {
   return "#" + kept.map((pair) => pair.map(encodeURIComponent).join("=")).join("&");
 }
 
-/** The fields that a fragment has; nothing of it is trusted before `fitting`. */
+/** Read the fields of a fragment; `fitting` has to check them. */
 function fromFragment(fragment) {
-  const found = {};
+  const fields = {};
   const whole = (text) => (/^\d{1,6}$/.test(text) ? Number(text) : null);
   for (const pair of fragment.replace(/^#/, "").split("&")) {
     const cut = pair.indexOf("=");
@@ -79,14 +77,14 @@ function fromFragment(fragment) {
       continue;
     }
     const name = pair.slice(0, cut);
-    if (["view", "part", "map", "scale", "by", "theme"].includes(name)) found[name] = value;
-    else if (name === "vs") found.versus = value;
-    else if (name === "layer" || name === "query" || name === "key") found[name] = whole(value);
-    else if (name === "head") found.head = value === "sum" ? "sum" : whole(value);
-    else if (name === "unit") found.words = value === "words";
-    else if (name === "special" || name === "own") found[name] = value !== "hide";
+    if (["view", "part", "map", "scale", "by", "theme"].includes(name)) fields[name] = value;
+    else if (name === "vs") fields.versus = value;
+    else if (name === "layer" || name === "query" || name === "key") fields[name] = whole(value);
+    else if (name === "head") fields.head = value === "sum" ? "sum" : whole(value);
+    else if (name === "unit") fields.words = value === "words";
+    else if (name === "special" || name === "own") fields[name] = value !== "hide";
   }
-  // A link that names a map and no other to compare with means that map alone.
-  if (found.map !== undefined && found.versus === undefined) found.versus = "";
-  return found;
+  // A link with a map and none to compare it with shows that map alone.
+  if (fields.map !== undefined && fields.versus === undefined) fields.versus = "";
+  return fields;
 }

@@ -1,14 +1,14 @@
-// Tokens are somebody else's text. They reach the page as text nodes only, with every character
-// that hides, moves or turns other text written out.
+// Tokens are untrusted text. They are added to the page as text nodes only, and characters that hide,
+// move or reverse other text are written out as escapes.
 
 const HIDDEN =
   /[\p{Cc}\p{Cs}\p{Co}\p{Zl}\p{Zp}\u00ad\u034f\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e0fff}]/gu;
-// Marks within emoji and letters, and the empty Braille cell: written out where nothing else is.
+// Joiners of emoji and letters, and the empty Braille cell: written out only if a token has nothing else.
 const EMPTY = /[\p{Default_Ignorable_Code_Point}\u2800]/gu;
 const KNOWN = { "\n": "↵", "\t": "⇥", "\r": "␍" };
 const RTL = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/gu;
 
-/** The text with hidden characters written out, cut to `limit` characters. */
+/** Return a text with hidden characters written out, cut to `limit` characters. */
 function visible(text, limit = 40) {
   let shown = String(text);
   let cut = false;
@@ -17,16 +17,16 @@ function visible(text, limit = 40) {
     cut = characters.length > limit || shown.length > 2 * limit + 2;
     if (cut) shown = characters.slice(0, limit).join("");
   }
-  const written = (one) => KNOWN[one] ?? `\\u{${one.codePointAt(0).toString(16)}}`;
+  const written = (character) => KNOWN[character] ?? `\\u{${character.codePointAt(0).toString(16)}}`;
   shown = shown.replace(HIDDEN, written);
   if (shown.replace(EMPTY, "").trim() === "") shown = shown.replace(EMPTY, written);
-  if (/^(?!\p{Default_Ignorable_Code_Point})\p{M}/u.test(shown)) shown = `◌${shown}`; // a mark that has no letter
+  if (/^(?!\p{Default_Ignorable_Code_Point})\p{M}/u.test(shown)) shown = `◌${shown}`; // a combining mark without a letter
   if (shown === "") return "∅";
   if (/^\s+$/u.test(shown)) shown = "␣".repeat(Math.min(shown.length, 8));
   return cut ? shown + "…" : shown;
 }
 
-/** The text, cut so that it is no wider than `width` in the font of the context. */
+/** Cut a text to `width` pixels in the font of the context. */
 function fitted(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   const characters = Array.from(text.replace(/…$/, ""));
@@ -34,7 +34,7 @@ function fitted(context, text, width) {
   return `${characters.join("")}…`;
 }
 
-/** "rtl" where most letters are of a script that is written from the right. */
+/** "rtl" if most letters are of a script that is written from right to left. */
 function directionOf(texts) {
   const all = texts.join("").slice(0, 20000);
   const right = (all.match(RTL) ?? []).length;
@@ -53,7 +53,7 @@ function number(value) {
   return (value < 0 ? "−" : "") + (size >= 1e4 || size < 1e-3 ? size.toExponential(2) : size.toPrecision(3));
 }
 
-/** An element: properties and attributes in one object, then children (strings become text). */
+/** Create an element from its properties and attributes, and its children; strings become text. */
 function make(tag, about = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(about)) {
@@ -66,7 +66,7 @@ function make(tag, about = {}, ...children) {
   return element;
 }
 
-/** α_{ij}^{h} with its marks set low and high. */
+/** An element for a formula, in which _{…} is set low and ^{…} high. */
 function formula(text) {
   const whole = make("span", { className: "ns-formula", dir: "ltr" });
   for (const piece of text.split(/([_^]\{[^}]*\})/)) {

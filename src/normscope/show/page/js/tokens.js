@@ -1,7 +1,7 @@
-// Token to token: the keys above, the queries below, curves between them.
+// The token view: keys above, queries below, curves between them.
 
-const LINES = 40; // at most, from one token
-const MANY = 120; // tokens, from which on both rows scroll and shading alone shows who gives
+const LINES = 40; // the most that are drawn from one token
+const MANY = 120; // with more tokens, both rows scroll and there is shading but no curves
 
 function tokensPanel(app) {
   const keys = make("div", { className: "ns-row ns-keys" });
@@ -22,7 +22,7 @@ function tokensPanel(app) {
   let compact = false;
 
   function build() {
-    const direction = directionOf(field.queries.map((one) => one.text));
+    const direction = directionOf(field.queries.map((entry) => entry.text));
     const cross = !field.self;
     compact = Math.max(field.rows.length, field.cols.length) > MANY;
     element.classList.toggle("ns-compact", compact);
@@ -33,7 +33,7 @@ function tokensPanel(app) {
       ["query", field.queries, field.rows, queries],
     ]) {
       box.textContent = "";
-      box.dir = cross ? directionOf(list.map((one) => one.text)) : direction;
+      box.dir = cross ? directionOf(list.map((entry) => entry.text)) : direction;
       box.setAttribute("role", "listbox");
       box.setAttribute("aria-label", side === "key" ? above.textContent : below.textContent);
       box.setAttribute("aria-orientation", "horizontal");
@@ -61,8 +61,8 @@ function tokensPanel(app) {
     canvas.height = Math.max(1, Math.round(origin.height * ratio));
     boxes = { width: origin.width, height: origin.height };
     for (const side of ["key", "query"])
-      boxes[side] = chips[side].map((one) => {
-        const box = one.chip.getBoundingClientRect();
+      boxes[side] = chips[side].map(({ chip }) => {
+        const box = chip.getBoundingClientRect();
         return {
           x: box.left - origin.left + box.width / 2,
           y: (side === "key" ? box.bottom : box.top) - origin.top,
@@ -123,25 +123,25 @@ function tokensPanel(app) {
     const noted = focus && !compact ? new Set(order.slice(0, 6).filter((at) => Math.abs(vector[at]) > max * 0.05)) : new Set();
     const lit = focus?.side === "key" ? "query" : "key";
     for (const side of ["key", "query"])
-      chips[side].forEach((one, at) => {
+      chips[side].forEach((token, at) => {
         const chosen = focus?.side === side && focus.index === at;
         const hidden = lit === side && field.own && focus?.index === at;
         const shade = lit === side && !hidden ? level(vector[at], max, field.signed) : -2;
-        if (one.level !== shade || one.colours !== colours) {
-          one.level = shade;
-          one.colours = colours;
-          one.chip.style.backgroundColor = shade < 0 ? "" : colours.css[shade];
-          one.chip.style.color = shade < 0 ? "" : colours.ink[shade];
+        if (token.level !== shade || token.colours !== colours) {
+          token.level = shade;
+          token.colours = colours;
+          token.chip.style.backgroundColor = shade < 0 ? "" : colours.css[shade];
+          token.chip.style.color = shade < 0 ? "" : colours.ink[shade];
         }
         const note = lit === side && noted.has(at) ? brief(field, vector[at]) : "";
-        if (one.note !== note) {
-          one.note = note;
-          one.small.textContent = note;
+        if (token.note !== note) {
+          token.note = note;
+          token.small.textContent = note;
         }
-        if (one.chosen !== chosen) {
-          one.chosen = chosen;
-          one.chip.classList.toggle("ns-chosen", chosen);
-          one.chip.setAttribute("aria-selected", String(chosen));
+        if (token.chosen !== chosen) {
+          token.chosen = chosen;
+          token.chip.classList.toggle("ns-chosen", chosen);
+          token.chip.setAttribute("aria-selected", String(chosen));
         }
       });
     legend.textContent = max > 0
@@ -150,7 +150,7 @@ function tokensPanel(app) {
     if (compact) canvas.width = canvas.height = drawn.length = 0;
     else drawLines(focus, vector);
     rove(focus);
-    // Later, when the page is laid out anyway: asking for a place now would do it twice.
+    // Wait for the next layout: asking for positions now would force another one.
     if (compact && focus && !app.hovered)
       requestAnimationFrame(() => {
         bring(lit, order[0]);
@@ -158,7 +158,7 @@ function tokensPanel(app) {
       });
   }
 
-  /** Scroll a row, and nothing else, to a token of it. */
+  /** Scroll a row, but not the page, to one of its tokens. */
   function bring(side, at) {
     const chip = chips[side][at]?.chip;
     const box = side === "key" ? keys : queries;
@@ -193,7 +193,7 @@ function tokensPanel(app) {
     context.globalAlpha = 1;
   }
 
-  /** One token of each row is in the order of the Tab key; arrows go on from there. */
+  /** Make one token of each row reachable with Tab; arrow keys reach the others. */
   function rove(focus) {
     for (const side of ["key", "query"]) {
       const shown = side === "key" ? field.cols : field.rows;
@@ -212,13 +212,13 @@ function tokensPanel(app) {
   let last = null;
   pair.addEventListener("pointerover", (event) => {
     if (event.pointerType === "touch") return;
-    const found = under(event);
-    if ((found?.chip ?? null) === last) return;
-    last = found?.chip ?? null;
-    app.hover(found);
-    if (found) {
-      const entry = (found.side === "key" ? field.keys : field.queries)[found.index];
-      app.tip(event, tokenNote(entry, found.index));
+    const target = under(event);
+    if ((target?.chip ?? null) === last) return;
+    last = target?.chip ?? null;
+    app.hover(target);
+    if (target) {
+      const entry = (target.side === "key" ? field.keys : field.queries)[target.index];
+      app.tip(event, tokenNote(entry, target.index));
     } else app.tip(null);
   });
   pair.addEventListener("pointerleave", () => {
@@ -227,18 +227,18 @@ function tokensPanel(app) {
     app.tip(null);
   });
   pair.addEventListener("click", (event) => {
-    const found = under(event);
-    if (!found) return;
-    app.pin(found.side, found.index, true);
+    const target = under(event);
+    if (!target) return;
+    app.pin(target.side, target.index, true);
   });
   pair.addEventListener("focusin", (event) => {
-    const found = under(event);
-    if (found && event.target.matches(":focus-visible")) app.pin(found.side, found.index);
+    const target = under(event);
+    if (target && event.target.matches(":focus-visible")) app.pin(target.side, target.index);
   });
   pair.addEventListener("keydown", (event) => {
-    const found = under(event);
-    if (!found) return;
-    const next = neighbour(event.key, found);
+    const target = under(event);
+    if (!target) return;
+    const next = neighbour(event.key, target);
     if (!next) return;
     event.preventDefault();
     chips[next.side][next.at].chip.focus();
@@ -247,10 +247,10 @@ function tokensPanel(app) {
 
   function neighbour(key, { side, index }) {
     const shown = side === "key" ? field.cols : field.rows;
-    const here = shown.indexOf(index);
+    const place = shown.indexOf(index);
     const turned = (side === "key" ? keys : queries).dir === "rtl" ? -1 : 1;
     const step = { ArrowRight: turned, ArrowLeft: -turned }[key];
-    if (step) return shown[here + step] === undefined ? null : { side, at: shown[here + step] };
+    if (step) return shown[place + step] === undefined ? null : { side, at: shown[place + step] };
     if (key === "Home") return { side, at: shown[0] };
     if (key === "End") return { side, at: shown[shown.length - 1] };
     if (key !== "ArrowUp" && key !== "ArrowDown") return null;
@@ -294,7 +294,7 @@ function tokensPanel(app) {
       scaleLine(app, into, field, strongest, x, y);
       into.append(svg("text", { x, y: y + 30, "font-size": 11, fill: inks.muted }, legend.textContent));
       y += 38;
-      // Rows that scroll are drawn whole: what the screen clips has its place all the same.
+      // Scrolling rows are drawn whole: tokens that the screen clips have positions too.
       const beyond = (box) => (compact ? box.scrollHeight - box.clientHeight : 0);
       const lower = { key: y + keys.scrollTop, query: y + beyond(keys) + queries.scrollTop };
       const origin = pair.getBoundingClientRect();
@@ -308,37 +308,37 @@ function tokensPanel(app) {
           fill: "none", stroke: colour, "stroke-width": round(width), "stroke-opacity": round(alpha), "stroke-linecap": "round",
         }));
       for (const side of ["key", "query"])
-        chips[side].forEach((one, at) => {
+        chips[side].forEach((token, at) => {
           const box = boxes[side][at];
           const top = lower[side] + box.top;
-          const own = getComputedStyle(one.chip);
+          const own = getComputedStyle(token.chip);
           const size = parseFloat(own.fontSize);
           context.font = `${own.fontSize} ${own.fontFamily}`;
           into.append(svg("rect", {
             x: round(x + box.left), y: round(top), width: round(box.width), height: round(box.height), rx: 5,
-            fill: own.backgroundColor, stroke: one.chosen ? inks.accent : inks.line, "stroke-width": one.chosen ? 2 : 1,
+            fill: own.backgroundColor, stroke: token.chosen ? inks.accent : inks.line, "stroke-width": token.chosen ? 2 : 1,
           }));
           into.append(svg("text", {
             x: round(x + box.x), y: round(top + box.height / 2 + size * 0.36), "text-anchor": "middle", "font-size": size, fill: own.color,
-          }, fitted(context, one.label.textContent, one.label.getBoundingClientRect().width + 0.5)));
-          if (one.note) into.append(svg("text", {
+          }, fitted(context, token.label.textContent, token.label.getBoundingClientRect().width + 0.5)));
+          if (token.note) into.append(svg("text", {
             x: round(x + box.x), y: round(top + box.height + 11), "text-anchor": "middle", "font-size": 10,
             fill: inks.muted, stroke: inks.panel, "stroke-width": 3, "paint-order": "stroke",
-          }, one.note));
+          }, token.note));
         });
       return { width: origin.width, height: origin.height + 38 + beyond(keys) + beyond(queries) };
     },
   };
 }
 
-/** What the two rows of tokens are, and the axes of the matrix. */
+/** Names of the two rows of tokens, and of the axes of the matrix. */
 function sideNames(field) {
   return field.self
     ? { key: "Taken from (keys)", query: "Takes (queries)" }
     : { key: "Source: taken from (keys)", query: "Target: takes (queries)" };
 }
 
-/** A number short enough to stand under a token; the list has it in full. */
+/** A number short enough to fit under a token; the list has it in full. */
 function brief(field, value) {
   const sign = value < 0 ? "−" : field.signed ? "+" : "";
   const size = Math.abs(value);

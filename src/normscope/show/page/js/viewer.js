@@ -1,8 +1,8 @@
-// The viewer: one record of state, one function that shows it.
+// The viewer: a record of state, and a function that shows it.
 
-const SHEET = 880; // pixels of height that a panel may have on paper
+const SHEET = 880; // the largest height of a panel on paper, in pixels
 
-/** A token within a sentence: one that is written from the right leaves the words around it where they are. */
+/** Isolate a token, so that one written from right to left does not move the words around it. */
 function isolated(text) {
   return `\u2068${text}\u2069`;
 }
@@ -21,18 +21,18 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   app.state = fitting(model, { ...opening(model, root.clientWidth >= 900), ...(page ? fromFragment(location.hash) : {}) });
 
-  // ---- what the parts of the view ask for
+  // ---- for the parts of the view
 
-  Object.defineProperty(app, "part", { get: () => model.parts.find((one) => one.name === app.state.part) });
+  Object.defineProperty(app, "part", { get: () => model.parts.find(({ name }) => name === app.state.part) });
   app.theme = () => app.printing ? "light" : app.state.theme || (dark.matches ? "dark" : "light");
   app.palette = () => PALETTES[app.theme()];
-  app.active = () => root.getRootNode().activeElement; // a notebook may keep it in a shadow tree
+  app.active = () => root.getRootNode().activeElement; // in a notebook, the root may be in a shadow tree
   app.font = () => getComputedStyle(root).fontFamily;
   app.inks = () => {
     const style = getComputedStyle(root);
     return Object.fromEntries(["ink", "muted", "line", "panel", "accent"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
   };
-  const entryOf = (list, position) => (position === null ? null : list.findIndex((one) => one.at.includes(position)));
+  const entryOf = (list, position) => (position === null ? null : list.findIndex(({ at }) => at.includes(position)));
   app.pinned = () => {
     const { state } = app;
     const widest = app.fields[app.fields.length - 1];
@@ -43,13 +43,13 @@ async function mountNormscope(root, data, { page = false } = {}) {
     return null;
   };
   app.focus = () => {
-    const found = app.hovered ?? app.pinned();
-    if (!found || found.query !== undefined) return found;
-    return { ...found, query: found.side === "query" ? found.index : null, key: found.side === "key" ? found.index : null };
+    const target = app.hovered ?? app.pinned();
+    if (!target || target.query !== undefined) return target;
+    return { ...target, query: target.side === "query" ? target.index : null, key: target.side === "key" ? target.index : null };
   };
-  app.hover = (found) => {
-    if (!found && !app.hovered) return;
-    app.hovered = found;
+  app.hover = (target) => {
+    if (!target && !app.hovered) return;
+    app.hovered = target;
     app.refocus();
   };
   app.pin = (side, index, toggle = false) => {
@@ -66,17 +66,17 @@ async function mountNormscope(root, data, { page = false } = {}) {
   };
   app.step = (what, by) => {
     const { part, state } = app;
-    const map = part.maps.find((one) => one.name === state.map);
+    const map = part.maps.find(({ name }) => name === state.map);
     const lists = {
       layer: part.layers,
       head: [...(map.sum ? ["sum"] : []), ...(map.heads ?? [])],
-      map: part.maps.map((one) => one.name),
-      versus: ["", ...part.maps.map((one) => one.name).filter((name) => name !== state.map)],
-      part: model.parts.map((one) => one.name),
+      map: part.maps.map(({ name }) => name),
+      versus: ["", ...part.maps.map(({ name }) => name).filter((name) => name !== state.map)],
+      part: model.parts.map(({ name }) => name),
     };
     const list = lists[what];
     const at = list.indexOf(state[what]) + by;
-    if (what === "layer" && list[at] === undefined) return; // the ends are ends; the rest goes round
+    if (what === "layer" && list[at] === undefined) return; // layers stop at the ends; the other lists wrap around
     const value = list[(at + list.length) % list.length];
     app.set({ [what]: value, ...(what === "map" && value === state.versus ? { versus: "" } : {}), ...(what === "part" ? { query: null, key: null } : {}) });
   };
@@ -130,7 +130,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     if (tip.hidden) return;
     tip.replaceChildren(...lines.map((line) => make("div", { dir: "ltr" }, line)));
     const box = tip.getBoundingClientRect();
-    const area = root.getBoundingClientRect(); // the tip is placed in it: in a notebook, the window may not hold for it
+    const area = root.getBoundingClientRect(); // the tip's position is relative to the root
     const [right, bottom] = [Math.min(window.innerWidth, area.right), Math.min(window.innerHeight, area.bottom)];
     const left = Math.max(area.left + 4, Math.min(event.clientX + 14, right - box.width - 8));
     const top = event.clientY + 18 + box.height > bottom ? event.clientY - box.height - 10 : event.clientY + 18;
@@ -158,9 +158,9 @@ async function mountNormscope(root, data, { page = false } = {}) {
     themes.setAttribute("aria-label", app.theme() === "dark" ? "light colours" : "dark colours");
     themes.title = `${themes.getAttribute("aria-label")} (t)`;
     for (const tab of tabs.children) {
-      const here = tab.dataset.view === state.view;
-      tab.setAttribute("aria-selected", String(here));
-      tab.tabIndex = here ? 0 : -1;
+      const current = tab.dataset.view === state.view;
+      tab.setAttribute("aria-selected", String(current));
+      tab.tabIndex = current ? 0 : -1;
     }
     stage.setAttribute("aria-label", names[state.view]);
     hint.textContent = hints[state.view];
@@ -175,7 +175,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
       stage.replaceChildren(...app.panels.map((panel) => panel.element));
       body.dataset.count = stage.dataset.count = count;
     }
-    // What the tokens on the screen depend on; all else is a matter of painting.
+    // Panels are rebuilt if their tokens change; otherwise they are only painted.
     const now = JSON.stringify([state.part, state.words, state.special, app.fields.map((field) => field.variant.keys)]);
     app.panels.forEach((panel, at) => (now === shape ? panel.change(app.fields[at]) : panel.show(app.fields[at])));
     shape = now;
@@ -183,7 +183,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     mixingStrip(app, mixBox);
     aboutMap(app, aboutBox);
     printed.textContent = Object.values(headline(app)).flat().join(" · ");
-    // What had the focus may have been replaced; then its place is taken, or keys would be lost.
+    // If the focused element was replaced, focus its successor, so that keys keep working.
     if (held && !stage.contains(app.active())) {
       const pinned = app.pinned();
       if (state.view === "tokens" && pinned) app.panels[0].focusToken(pinned.side, pinned.index);
@@ -205,7 +205,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     app.say(summary(app));
     if (page) {
       clearTimeout(writing);
-      // Browsers limit how often the address may change.
+      // Browsers limit how often the address may be changed.
       writing = setTimeout(() => {
         try {
           history.replaceState(null, "", toFragment(app.state));
@@ -251,7 +251,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     app.refocus();
   }).observe(root);
   dark.addEventListener("change", show);
-  // Twice, since browsers differ in which of the two comes when the page has the width of the paper, or of the window again.
+  // Listen to both: browsers differ in which event comes once the page has the width of the paper, or the window's again.
   const onPaper = (on) => {
     if (!body.isConnected) return;
     app.printing = on;
@@ -273,7 +273,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   window.matchMedia("print").addEventListener("change", (paper) => onPaper(paper.matches));
   if (page) window.addEventListener("hashchange", () => app.set({ ...opening(model, root.clientWidth >= 900), ...fromFragment(location.hash) }));
   show();
-  // Fonts may come late and move what was measured.
+  // Fonts that load late change the layout.
   document.fonts?.ready.then(() => {
     app.panels.forEach((panel) => panel.resized());
     app.refocus();

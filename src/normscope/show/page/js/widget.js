@@ -1,4 +1,4 @@
-// The widget of a notebook: the data comes from Python.
+// Start the viewer as a widget: the data comes from Python.
 export default {
   render({ model, el }) {
     const root = document.createElement("div");

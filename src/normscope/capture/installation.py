@@ -1,0 +1,133 @@
+"""Put hooks and the attention's name into a model, and take them away again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from normscope.capture.active import ACTIVE, active, forget_replays, note_replays, recomputing
+from normscope.capture.interface import LOCK, AttentionName, register
+from normscope.capture.inventory import Inventory
+from normscope.capture.recorder import Recorder
+from normscope.capture.watch import Watch
+
+
+@dataclass
+class Installation:
+    """What was put into one model, for all the captures that are open on it."""
+
+    inventory: Inventory
+    hooks: list[Any]
+    names: list[tuple[Any, AttentionName]]  # each configuration, and the name in it
+    users: int = 0
+
+    def remove(self) -> None:
+        """Remove the hooks, and the names that nobody else uses."""
+        for hook in self.hooks:
+            hook.remove()
+        for config, name in self.names:
+            name.take_away(config)
+
+
+_INSTALLED: WeakKeyDictionary[nn.Module, Installation] = WeakKeyDictionary()
+
+
+@contextmanager
+def install(model: nn.Module) -> Iterator[Installation]:
+    """Put hooks and name in place for the time of the context; the last user removes them."""
+    with LOCK:
+        installation = _INSTALLED.get(model)
+        if installation is None:
+            installation = _INSTALLED[model] = _put(model)
+        installation.users += 1
+    try:
+        yield installation
+    finally:
+        with LOCK:
+            installation.users -= 1
+            if installation.users == 0:
+                del _INSTALLED[model]
+                installation.remove()
+            if not _INSTALLED:
+                forget_replays()
+
+
+def _put(model: nn.Module) -> Installation:
+    register()
+    inventory = Inventory(model)
+    hooks = _hooks(inventory)
+    names = [(config, AttentionName.put(config)) for config in inventory.configs.values()]
+    return Installation(inventory, hooks, names)
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Let the hooks report to ``recorder`` in this thread; contexts may end in any order."""
+    watch = next((r.watch for r in ACTIVE.get() if r.watch is not None), None)
+    if watch is None and recorder.inventory.handmade:
+        watch = Watch()
+        watch.__enter__()
+    recorder.watch = watch
+    ACTIVE.set((*ACTIVE.get(), recorder))
+    try:
+        yield
+    finally:
+        recorder.open = False  # a copy of this context (in a task, say) may still hold it
+        ACTIVE.set(tuple(r for r in ACTIVE.get() if r is not recorder))
+        if watch is not None and all(r.watch is not watch for r in ACTIVE.get()):
+            watch.__exit__(None, None, None)
+
+
+def _hooks(inventory: Inventory) -> list[Any]:
+    """Forward hooks that report to the recorders of the running thread, if there are any."""
+    hooks: list[Any] = []
+
+    def recorders() -> list[Recorder]:
+        if recomputing():
+            return []
+        return active(lambda recorder: recorder.inventory is inventory)
+
+    def before(module: nn.Module, report: Callable[..., None]) -> None:
+        # A thread that runs the model while another thread adds or removes the hooks may call
+        # one without kwargs.
+        def hook(module: nn.Module, args: Any, kwargs: Any = None) -> None:
+            for recorder in recorders():
+                report(recorder, module, args, kwargs or {})
+
+        hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def after(module: nn.Module, report: Callable[..., None], **options: bool) -> None:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            for recorder in recorders():
+                report(recorder, module, args, output)
+
+        hooks.append(module.register_forward_hook(hook, **options))
+
+    for owner, stacks in inventory.owners.items():
+        before(owner, lambda r, m, a, k, stacks=stacks: r.stack_begins(stacks))
+        after(owner, lambda r, m, a, y, stacks=stacks: r.stack_ends(stacks))
+        after(owner, lambda r, m, a, y: note_replays(y))
+    for element, stack in inventory.elements.items():
+        before(element, lambda r, m, a, k, stack=stack: r.element_begins(m, stack))
+        after(element, lambda r, m, a, y, stack=stack: r.element_ends(m, stack))
+    for block in inventory.blocks:
+        before(block, lambda r, m, a, k: r.block_begins(m))
+    for attention in inventory.attention:
+        before(attention, lambda r, m, a, k: r.attention_begins(m, a, k))
+        # Also called after an exception in the module, then without an output.
+        after(attention, lambda r, m, a, y: r.attention_ends(m, y is not None), always_call=True)
+    for norm in inventory.norms:
+        after(norm, lambda r, m, a, y: r.norm_ran(_first(a), y) if isinstance(y, Tensor) else None)
+    for linear in inventory.linear:
+        before(linear, lambda r, m, a, k: r.linear_begins(m, _first((*a, *k.values()))))
+        after(linear, lambda r, m, a, y: r.linear_ends(m, y))
+    return hooks
+
+
+def _first(values: Iterable[Any]) -> Tensor | None:
+    return next((value for value in values if isinstance(value, Tensor)), None)

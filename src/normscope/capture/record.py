@@ -1,0 +1,136 @@
+"""The record of one attention call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from normscope.capture.projection import Projection, project
+from normscope.capture.scores import Scores, lowest
+from normscope.foundation.shapes import Bool, Float
+
+AttentionKind = Literal["self", "cross"]
+# interface: by transformers' attention interface. watched: as a product of a softmax with values.
+# fused: as queries and keys of the model's own sdpa attention.
+AttentionPath = Literal["interface", "watched", "fused"]
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """What one attention call did. Tensors are on the model's device, in the model's dtype."""
+
+    name: str  # the attention module's path in the model
+    stack: str  # the path of the layer list it belongs to, "" if there is none
+    layer: int  # the number of this call among those of its kind in its stack, from 0
+    step: int  # how often the stack had run before (decoding steps, earlier forward passes)
+    kind: AttentionKind
+    path: AttentionPath  # how the call was recorded
+    weights: Float[Tensor, "batch head query key"] | Scores  # α, or what it is computed from
+    value: Float[Tensor, "batch kv_head key head_size"]
+    projection: Projection
+    residual: Float[Tensor, "batch query hidden"] | None  # None: the attention does not see it
+    output: Float[Tensor, "batch query out"]
+    batch_first: bool  # False if the module itself puts the query axis first
+    mask: Tensor | None  # the mask passed to the attention function, unchanged
+
+    def __repr__(self) -> str:
+        batch, heads, queries, keys = self.shape
+        size = f"{batch} × {heads} heads × {queries} queries × {keys} keys"
+        return f"Capture of {self.name}: {self.kind}-attention, layer {self.layer}, {size}"
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of α: (batch, head, query, key)."""
+        return self.weights.shape
+
+    @property
+    def device(self) -> torch.device:
+        """The device that this attention ran on."""
+        return self.weights.device
+
+    @property
+    def alpha(self) -> Float[Tensor, "batch head query key"]:
+        """The attention weights as a whole."""
+        return self.rows(slice(0, self.shape[2]))
+
+    def blocks(self, *, written: bool = True) -> Iterator[slice]:
+        """Iterate over blocks of queries; a single one if the weights exist already.
+
+        ``written``: the weights of all heads are stored for a block; otherwise one number per cell.
+        """
+        if isinstance(self.weights, Scores):
+            return self.weights.blocks(written=written)
+        return iter([slice(0, self.shape[2])])
+
+    def rows(self, queries: slice) -> Float[Tensor, "batch head rows key"]:
+        """Return the weights of some queries."""
+        if isinstance(self.weights, Scores):
+            return self.weights.rows(queries)
+        return self.weights[:, :, queries]
+
+    @cached_property
+    def surveyed(self) -> tuple[Tensor | None, Tensor] | None:
+        """α_ii and Σ_j αv of weights that are not stored, computed in one pass; else None."""
+        return self.weights.survey(self.value) if isinstance(self.weights, Scores) else None
+
+    def own_weight(self) -> Float[Tensor, "batch head query"] | None:
+        """Return α_ii; None if queries and keys are not the same positions."""
+        if self.kind == "cross" or self.shape[2] != self.shape[3]:
+            return None
+        if self.surveyed is not None:
+            return self.surveyed[0]
+        assert isinstance(self.weights, Tensor)
+        return self.weights.diagonal(dim1=-2, dim2=-1)
+
+    def own_vectors(self) -> Float[Tensor, "batch query out"] | None:
+        """Return Σ_h α_ii f(x_i), in the dtype of :meth:`reconstruct`."""
+        alpha = self.own_weight()
+        if alpha is None:
+            return None
+        wide = torch.promote_types(self.output.dtype, torch.float32)
+        value = self._value_per_head(wide)
+        weighted = (value * alpha.to(wide).unsqueeze(-1)).transpose(1, 2).flatten(2)
+        return weighted @ self.projection.weight.flatten(0, 1).to(wide)
+
+    def reconstruct(self) -> Float[Tensor, "batch query out"]:
+        """Return Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equals ``output``."""
+        wide = torch.promote_types(self.output.dtype, torch.float32)
+        if self.surveyed is not None:
+            return project(self.surveyed[1].flatten(2), self.projection, wide)
+        assert isinstance(self.weights, Tensor)
+        mixed = torch.matmul(self.weights.to(wide), self._value_per_head(wide))
+        return project(mixed.transpose(1, 2).flatten(2), self.projection, wide)
+
+    def _value_per_head(self, dtype: torch.dtype) -> Float[Tensor, "batch head key head_size"]:
+        """The value vectors, repeated where heads share them."""
+        value, heads = self.value.to(dtype), self.shape[1]
+        groups = value.shape[1]
+        return value if groups == heads else value.repeat_interleave(heads // groups, dim=1)
+
+    def blocked(self) -> Bool[Tensor, "batch query"] | None:
+        """Return True for queries whose row of the mask admits no key; None without a mask."""
+        if self.mask is None or self.mask.dim() != 4:
+            return None
+        mask = self.mask
+        admits = mask if mask.dtype == torch.bool else mask > lowest(mask.dtype) / 2
+        rows = ~admits.any(dim=-1).any(dim=1)
+        return rows.expand(self.shape[0], self.shape[2])
+
+    def clone(self) -> Capture:
+        """Return a copy with memory of its own.
+
+        A model may write into the recorded tensors when it runs on: static caches, residual sums
+        in place, the graphs that generate() makes on a GPU.
+        """
+        return replace(
+            self,
+            weights=self.weights.clone(),
+            value=self.value.clone(),
+            residual=None if self.residual is None else self.residual.clone(),
+            output=self.output.clone(),
+        )

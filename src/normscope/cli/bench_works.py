@@ -1,0 +1,262 @@
+"""What `normscope bench` measures, on the same weights and the same random ids.
+
+forward   the model's plain forward pass with sdpa attention, which all ratios refer to
+eager     its eager forward pass, with output_attentions=True
+2020      normscope: attention weights and norms
+2021      normscope: also with the residual and the norm after it, with mixing ratios
+2024      normscope: the scopes through the feed-forward
+reduce    normscope: mixing ratios and the 16 largest contributors of each token, no map kept
+matmul    one large square product, in the dtype of the feed-forward's products
+dense …   the results of 2020 (both maps, ‖f‖, mixing ratios, the error), computed by building
+every vector αf(x) from the captured α, values and W_O, in the dtype named
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from normscope.capture import Capture
+from normscope.capture.layers import layers_of
+from normscope.decomposition.available import available
+from normscope.decomposition.layer import LayerView
+from normscope.decomposition.scopes import (
+    ANALYSES,
+    HEAD_MAPS,
+    NAMES,
+    NORMS,
+    WEIGHTS,
+    behind_feed_forward,
+    by_vectors,
+)
+from normscope.engine.batch import Batch
+from normscope.engine.options import AnalysisOptions
+from normscope.engine.run import AttentionPath, Engine, look
+from normscope.errors import InputError
+from normscope.measures.maps import Maps
+from normscope.models import load
+from normscope.models.layouts import FeedForward
+from normscope.models.random_inputs import random_inputs
+from normscope.results.signature import Signature
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "2020": HEAD_MAPS,
+    "2021": ANALYSES,
+    "2024": tuple(behind_feed_forward(NAMES)),
+    "reduce": tuple(scope.name for scope in by_vectors(ANALYSES)),
+}
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+# Architectures with random weights. The other sizes of Llama 8B are LlamaConfig's defaults.
+LLAMA = {
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 1,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2**18,
+}
+SHAPES = {"bert-base": ("Bert", dict[str, int]()), "llama-8b-layer": ("Llama", LLAMA)}
+FF_LENGTH = 128  # feed-forward scopes cost T²·d_ff·d: longer texts only on request
+ONE_LAYER = 256e6  # bytes: if a dense tensor is larger, one layer is measured in place of all
+DENSE_BYTES = 10e9  # the largest dense tensor on a CPU
+DENSE_SHARE = 0.6  # the largest dense tensor on a GPU, as a share of the free memory
+SQUARE = {"cpu": 2048, "cuda": 8192}  # side of the matrices of matmul
+
+
+@dataclass(frozen=True)
+class BenchSettings:
+    """What to measure. Lengths are checked later, when the model is loaded."""
+
+    model: str | None = None  # a folder, a hub name or a key of SHAPES; None: the default model
+    device: str = "cpu"
+    dtype: str = "float32"
+    lengths: Sequence[int] = (128, 512)
+    batch: int = 1
+    groups: Sequence[str] | None = None  # None: all, but 2024 only up to FF_LENGTH tokens
+    repeats: int = 5
+    dense: bool = True
+    tf32: bool = False
+
+    def __post_init__(self) -> None:
+        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        for noun, names, valid in (
+            ("group of maps", self.groups or (), tuple(GROUPS)),
+            ("dtype", [self.dtype], DTYPES),
+            ("device", [self.device], devices),
+        ):
+            for name in names:
+                if name not in valid:
+                    raise InputError(f"unknown {noun}: {name!r}; valid here: {', '.join(valid)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One computation to measure, or the reason why it is left out."""
+
+    name: str
+    call: Callable[[], Any] | None
+    note: str = ""
+    attention: str = "eager"  # every model has it
+    times: int = 1  # how many layers the one measured layer stands for
+    operations: int = 0  # floating-point operations, where they are known
+
+
+def model_of(settings: BenchSettings) -> Any:
+    """Load the model, or make it with random weights."""
+    dtype = getattr(torch, settings.dtype)
+    if settings.model in SHAPES:
+        kind, sizes = SHAPES[settings.model]
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = getattr(transformers, f"{kind}Model")(config).to(settings.device, dtype).eval()
+    else:
+        model, _ = load(settings.model, dtype=dtype, device=settings.device, tokenizer=False)
+    model.config.use_cache = False  # a cache would slow the plain forward pass for nothing
+    return model
+
+
+def inputs_of(model: Any, batch: int, tokens: int) -> dict[str, Tensor]:
+    """Make random ids without padding and without a mask."""
+    rows = [random_inputs(model, batch=1, length=tokens, seed=seed) for seed in range(batch)]
+    return {
+        name: torch.cat([row[name] for row in rows]) for name in rows[0] if name != "attention_mask"
+    }
+
+
+def shape_of(model: Any) -> dict[str, int]:
+    """Run a short pass and return its number of attention calls, the heads and the hidden size."""
+    shapes: list[tuple[int, int]] = []
+
+    def note(view: LayerView) -> None:
+        shapes.append((view.captured.shape[1], view.captured.output.shape[-1]))
+
+    look(model, inputs_of(model, 1, 4), note)
+    heads, hidden = shapes[0]
+    return {"layers": len(shapes), "heads": heads, "hidden": hidden}
+
+
+def plan(settings: BenchSettings, model: Any, tokens: int) -> Iterator[Work]:
+    """Yield everything to measure at one length."""
+    inputs = inputs_of(model, settings.batch, tokens)
+    plain = "sdpa" if model._supports_sdpa else "eager"
+    yield Work("forward", lambda: model(**inputs), f"{plain} attention", plain)
+    yield Work("eager", lambda: model(**inputs, output_attentions=True))
+    scopes = {name for names in available(model).values() for name in names} | {*HEAD_MAPS}
+    for group in GROUPS if settings.groups is None else settings.groups:
+        maps = [name for name in GROUPS[group] if name in scopes]
+        if group != "2020" and set(maps) <= {*HEAD_MAPS}:
+            yield Work(group, None, "the model has none of these maps")
+        elif group == "2024" and settings.groups is None and tokens > FF_LENGTH:
+            yield Work(group, None, f"over {FF_LENGTH} tokens only with --maps 2024")
+        else:
+            operations = _ff_operations(model, settings.batch, tokens) if group == "2024" else 0
+            if operations:
+                yield _matmul(settings)
+            call = analysis(model, inputs, tuple(maps), reduce=group == "reduce")
+            yield Work(group, call, "", plain, operations=operations)
+    if settings.dense:
+        yield from _dense_works(settings, model, inputs, tokens)
+
+
+def analysis(
+    model: Any, inputs: dict[str, Tensor], maps: tuple[str, ...], *, reduce: bool
+) -> Callable[[], Any]:
+    """Return a function that runs normscope on one batch.
+
+    On a GPU the maps stay there, as the outputs of a plain forward pass do.
+    """
+    names = ("mixing_ratio", "top16") if reduce else ()
+    attention: AttentionPath = "fused" if reduce else "auto"
+    options = AnalysisOptions(maps, attention=attention, reduce=names).checked()
+    engine = Engine(model, [Maps(model, options, Signature(model, None, {}))], attention)
+
+    def in_hand() -> Any:
+        return engine.finish(engine.start(Batch(model, inputs)))
+
+    if next(model.parameters()).device.type == "cpu" or reduce:
+        return in_hand
+    in_hand()  # measured() alone does not check the error
+    return lambda: engine.measured(Batch(model, inputs))
+
+
+def _ff_operations(model: Any, batch: int, tokens: int) -> int:
+    """Count the floating-point operations of the feed-forward scopes.
+
+    For each layer and pair of tokens there is one multiplication and one addition for each of
+        d_ff · d      the vector through W_2
+        H · d_ff      the heads' first projections, weighted and summed; twice if gated
+        H · d         the same for the residual
+    The full square of tokens is counted for decoders as well: of a causal mask, only whole blocks
+    without any weight are skipped. A parallel layer has no such operations.
+    """
+    shape, total = shape_of(model), 0
+    for layer, layout in layers_of(model).values():
+        if isinstance(ff := layout.ff, FeedForward) and not layout.parallel:
+            second: Any = layer.get_submodule(ff.second)
+            inner = second.weight.numel() // shape["hidden"]
+            first = (2 if ff.gate or ff.fused else 1) * inner
+            total += inner * shape["hidden"] + shape["heads"] * (first + shape["hidden"])
+    return 2 * total * batch * tokens**2
+
+
+def _matmul(settings: BenchSettings) -> Work:
+    side, dtype = SQUARE[settings.device], getattr(torch, settings.dtype)
+    dtype = torch.promote_types(dtype, torch.float32)  # as in the feed-forward's products
+    square = torch.randn(side, side, dtype=dtype, device=settings.device)
+    return Work("matmul", lambda: square @ square, f"{side}³, {dtype}", operations=2 * side**3)
+
+
+def _dense_works(
+    settings: BenchSettings, model: Any, inputs: dict[str, Tensor], tokens: int
+) -> Iterator[Work]:
+    shape, largest = shape_of(model), DENSE_BYTES
+    if settings.device == "cuda":
+        torch.cuda.empty_cache()  # count memory that torch holds in reserve as free
+        largest = DENSE_SHARE * torch.cuda.mem_get_info()[0]
+    cells = settings.batch * shape["heads"] * tokens**2 * shape["hidden"]
+    captures: list[Capture] = []
+    layers = shape["layers"] if 8 * cells <= ONE_LAYER else 1
+    if 4 * cells <= largest:  # at least float32 fits
+
+        def keep(view: LayerView) -> None:
+            if len(captures) < layers:
+                captures.append(view.captured)
+
+        look(model, inputs, keep)
+    times = shape["layers"] // layers
+    for dtype in (torch.float64, torch.float32):
+        name, size = str(dtype).replace("torch.", "dense "), dtype.itemsize * cells
+        if size > largest:
+            yield Work(name, None, f"a tensor of {size / 1e9:.1f} GB for each layer")
+        else:
+            note = "" if times == 1 else f"one layer, times {times}"
+            call = partial(lambda dtype: [dense(layer, dtype) for layer in captures], dtype)
+            yield Work(name, call, note, times=times)
+
+
+def dense(call: Capture, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Compute the results of `2020` for one attention call by building every αf(x).
+
+    That is a (batch, head, query, key, hidden) tensor, from which norms and sums are taken.
+    """
+    repeats = call.alpha.shape[1] // call.value.shape[1]  # value heads are shared in groups
+    value = call.value.to(dtype).repeat_interleave(repeats, dim=1)
+    f = torch.einsum("bhke,heo->bhko", value, call.projection.weight.to(dtype))
+    weighted = call.alpha.to(dtype).unsqueeze(-1) * f.unsqueeze(2)
+    summed = weighted.sum(dim=1)
+    output, own = summed.sum(dim=2), summed.diagonal(dim1=1, dim2=2).transpose(1, 2)
+    bias = 0 if call.projection.bias is None else call.projection.bias.to(dtype)
+    mixed, kept = (output - own).norm(dim=-1), own.norm(dim=-1)
+    return {
+        WEIGHTS: call.alpha.mean(dim=1),
+        NORMS: summed.norm(dim=-1),
+        "transformed_norm": f.norm(dim=-1),
+        "mixing_ratio": mixed / (mixed + kept),
+        "gap": (output + bias - call.output.to(dtype)).norm(dim=-1),
+    }

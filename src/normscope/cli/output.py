@@ -1,0 +1,80 @@
+"""Helpers for what commands print and write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PICTURES = (".png", ".svg", ".pdf")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers' logging and its progress bar for loading weights.
+
+    The progress bars of downloads stay.
+    """
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    download_bars = not are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if download_bars:  # disable_progress_bar() turned these off as well
+        enable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def hint_on_interrupt(output: Path | None, restart: bool) -> Iterator[None]:
+    """On Ctrl-C, print whether the run that writes to `output` can be continued."""
+    from normscope.corpus.checkpoint import FILE
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if output is None:
+            note("nothing was saved; a run with --output DIR can be continued")
+        elif (output / FILE).is_file():
+            same = "the same command without --restart" if restart else "the same command"
+            note(f"progress is saved in {output}; {same} continues from there")
+        else:
+            note("nothing was measured yet; the same command starts from the beginning")
+        raise
+
+
+def note(message: str) -> None:
+    """Print a message to standard error."""
+    print(f"normscope: {message}", file=sys.stderr)
+
+
+def plain_console(**options: Any) -> Console:
+    """Make a console that prints text as it is, without markup, emoji codes or highlighting."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False, **options)
+
+
+def is_picture(output: str | None) -> bool:
+    """Tell whether a file name is that of a picture."""
+    return output is not None and Path(output).suffix.lower() in PICTURES
+
+
+def save_figure(figure: Any, path: str | Path, dpi: int) -> None:
+    """Write a matplotlib figure in the format that the file name ends in."""
+    from normscope.results.files import whole_file
+
+    with whole_file(path) as file:
+        figure.savefig(file, format=Path(path).suffix.lower().removeprefix("."), dpi=dpi)

@@ -1,0 +1,61 @@
+"""Which scopes a model has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from normscope.capture.inventory import Inventory
+from normscope.capture.layers import layers_of
+from normscope.decomposition.layer import Kind, scopes_of
+from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
+from normscope.errors import InputError, UnsupportedModelError
+from normscope.models.layouts import Experts, layer_of
+
+
+def available(model: nn.Module) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Return the scopes that each (stack, kind of attention) of a model has in all its layers."""
+    scopes: dict[tuple[str, str], list[str]] = {}
+    kinds: tuple[Kind, ...] = ("self", "cross")
+    for path, (_, layout) in layers_of(model).items():
+        stack = path.rpartition(".")[0]
+        for kind in kinds:
+            if kind == "cross" and layout.cross is None:
+                continue
+            names = scopes_of(layout, kind)
+            known = scopes.setdefault((stack, kind), list(names))
+            scopes[stack, kind] = [name for name in known if name in names]
+    return {stack_kind: tuple(names) for stack_kind, names in scopes.items()}
+
+
+def check_available(model: nn.Module, wanted: Sequence[str]) -> None:
+    """Raise InputError for scopes that no part of the model has, naming the ones it has."""
+    if not need_whole_layers(wanted):
+        return
+    layers = layers_of(model)
+    if not layers:
+        _refuse_unknown_layers(model)
+    existing = {name for names in available(model).values() for name in names}
+    missing = [name for name in wanted if name not in existing]
+    if missing:
+        experts = [
+            f"{path}.{layout.ff.module}"
+            for path, (_, layout) in layers.items()
+            if isinstance(layout.ff, Experts)
+        ]
+        why = f" ({experts[0]} is a mixture of experts, which is not decomposed)" if experts else ""
+        raise InputError(
+            f"{type(model).__name__} has no map {', '.join(map(repr, missing))}{why}; its layers "
+            f"are laid out so that it has: {', '.join(n for n in NAMES if n in existing)}"
+        )
+
+
+def _refuse_unknown_layers(model: nn.Module) -> None:
+    for module in Inventory(model).attention:
+        path = next(name for name, m in model.named_modules() if m is module)
+        layer_of(model, path)  # raises, and says how to describe a layer
+    raise UnsupportedModelError(
+        f"{type(model).__name__} has no layer whose wiring is known; available for it are only: "
+        f"{', '.join(HEAD_MAPS)}"
+    )

@@ -1,0 +1,174 @@
+"""One batch: what the model is given, which positions are real, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normscope.capture import Capture
+from normscope.errors import InputError
+from normscope.foundation.shapes import Bool
+from normscope.models.running import accepted_by
+from normscope.results.arrays import RESIDUAL, take
+from normscope.text.tokens import Tokens
+
+RowTokens = Mapping[str, Tokens | None]  # by role: "" or "decoder"
+MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
+
+
+class Batch:
+    """The inputs of one forward pass, with the masks and the tokens of its rows.
+
+    Args:
+        model: the model that will run.
+        inputs: its keyword arguments, on its device.
+        tokens: the tokens of each row by role, where they are known.
+        host: the inputs on the CPU, where they are at hand.
+        forward: how to run the model, if not by ``model(**inputs)``.
+        split: makes two batches of the rows of this one, for a GPU that has no room for it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Any],
+        tokens: Sequence[RowTokens] | None = None,
+        *,
+        host: Mapping[str, Any] | None = None,
+        forward: Callable[[nn.Module], Any] | None = None,
+        split: Callable[[], list[Batch]] | None = None,
+    ) -> None:
+        self.model, self.inputs, self.row_tokens = model, inputs, tokens
+        self.host = inputs if host is None else host
+        self.forward = self._forward if forward is None else forward
+        self.split = split
+        config: Any = getattr(model, "config", None)
+        self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
+        self.padded = self._check_masks()
+
+    def row_name(self, row: int) -> str:
+        """Name a row in an error."""
+        return f"row {row}"
+
+    def _forward(self, model: nn.Module) -> Any:
+        # A cache costs memory and is not read here; FSMT even drops its causal mask for it. But
+        # without one, many models take a jump among given positions for the start of a new text.
+        given = {"use_cache", "position_ids"} & set(self.inputs)
+        uncached = not given and "use_cache" in accepted_by(model)
+        return model(**self.inputs, **({"use_cache": False} if uncached else {}))
+
+    # ---- which positions are real
+
+    def real(self, captured: Capture) -> tuple[Bool[Tensor, "b q"], Bool[Tensor, "b k"]]:
+        """Return which queries and which keys of an attention call are real, not padding."""
+        batch, _, queries, keys = captured.shape
+        decoder = self.role(captured.stack) == "decoder"
+        own = "decoder_attention_mask" if decoder else "attention_mask"
+        # A decoder alone may be given what an encoder made, and which of it is real.
+        source = "attention_mask" if self.encoder_decoder else "encoder_attention_mask"
+        other = source if captured.kind == "cross" else own
+        return (
+            self._mask(captured, own, batch, queries),
+            self._mask(captured, other, batch, keys),
+        )
+
+    def _mask(self, captured: Capture, name: str, batch: int, length: int) -> Tensor:
+        full = torch.ones(batch, length, dtype=torch.bool, device=captured.device)
+        mask = _rows(self.inputs, name)
+        if mask is None or is_vision(captured.stack):
+            return full
+        if mask.shape != full.shape:
+            shrink = getattr(self.model, "_get_feature_vector_attention_mask", None)
+            if shrink is None or captured.kind == "cross":
+                return full
+            mask = shrink(length, mask)
+        return mask.to(full.device).bool()
+
+    def _check_masks(self) -> bool:
+        """Return whether any position is padding; raise InputError for a row of padding alone."""
+        padded = False
+        for name in MASKS:
+            mask = _rows(self.host, name)
+            if mask is None:
+                continue
+            real = mask.cpu().bool()
+            if not bool(real.any(dim=1).all()):
+                row = int((~real.any(dim=1)).nonzero()[0])
+                raise InputError(f"row {row} of {name} is all zero: it has no real position at all")
+            padded = padded or not bool(real.all())
+        return padded
+
+    def role(self, stack: str) -> str:
+        """Return "decoder" for the decoder of an encoder–decoder model, otherwise ""."""
+        return "decoder" if self.encoder_decoder and "decoder" in stack.split(".") else ""
+
+    # ---- what they are called
+
+    def query_tokens(self, stack: str, real: np.ndarray, row: int) -> Tokens:
+        """Return the tokens along the queries of an attention of a stack."""
+        return self._tokens(self.role(stack), stack, real, row)
+
+    def key_tokens(self, stack: str, kind: str, real: np.ndarray, row: int) -> Tokens:
+        """Return the tokens along the keys of an attention of a stack."""
+        if kind == "cross" and not self.encoder_decoder:  # an encoder's states of unknown origin
+            return named([f"position {i}" for i in np.flatnonzero(real)])
+        return self._tokens(self.role(stack) if kind == "self" else "", stack, real, row)
+
+    def _tokens(self, role: str, stack: str, real: np.ndarray, row: int) -> Tokens:
+        """Return the tokens of the real positions of a row, in a stack that reads as ``role``."""
+        known = None if self.row_tokens is None else self.row_tokens[row]
+        tokens = None if known is None or is_vision(stack) else known.get(role)
+        if tokens is not None and len(tokens) == len(real):
+            tokens = take(tokens, np.flatnonzero(real).tolist())
+        if tokens is not None:
+            if len(tokens) != int(real.sum()):
+                raise InputError(
+                    f"tokens names {len(tokens)} positions of row {row}, but it has "
+                    f"{int(real.sum())} real ones ({len(real)} with padding)"
+                )
+            return tokens
+        ids = _rows(self.host, "decoder_input_ids" if role else "input_ids")
+        if ids is not None and ids.shape[-1] == len(real) and not is_vision(stack):
+            kept = ids[row].cpu().numpy()[real].tolist()
+            return replace(named([str(i) for i in kept]), ids=tuple(kept))
+        return named([f"position {i}" for i in np.flatnonzero(real)])
+
+
+def _rows(inputs: Mapping[str, Any], name: str) -> Tensor | None:
+    """Return ids or a mask as (row, position); several texts a row (multiple choice) are rows."""
+    tensor, ids = inputs.get(name), inputs.get("input_ids")
+    if not isinstance(tensor, Tensor):
+        return None
+    if tensor.dim() == 3 and isinstance(ids, Tensor) and tensor.shape == ids.shape:
+        return tensor.flatten(0, 1)
+    return tensor if tensor.dim() == 2 else None
+
+
+def named(strings: Sequence[str]) -> Tokens:
+    """Return tokens that are only names, each a word of its own."""
+    names = tuple(str(name) for name in strings)
+    each = tuple(range(len(names)))
+    return Tokens(names, None, (False,) * len(names), names, word_of=each, words=names)
+
+
+def with_residual(tokens: Tokens) -> Tokens:
+    """Return the keys of a cross-attention with the decoder's own state as a last one."""
+    word_of, words = tokens.word_of, tokens.words
+    return Tokens(
+        strings=(*tokens.strings, RESIDUAL),
+        ids=None,
+        special=(*tokens.special, True),
+        texts=(*tokens.texts, RESIDUAL),
+        word_of=None if word_of is None or words is None else (*word_of, len(words)),
+        words=None if words is None else (*words, RESIDUAL),
+    )
+
+
+def is_vision(stack: str) -> bool:
+    """Return whether a stack reads an image, whatever its inputs are called."""
+    return any(word in stack for word in ("vision", "visual", "image"))

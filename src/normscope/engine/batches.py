@@ -1,0 +1,61 @@
+"""Rows of like lengths in one batch, and batches that do not fit into a GPU's memory in halves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from normscope.errors import InputError
+
+Item = TypeVar("Item")
+
+ADVICE = (
+    'a shorter text, fewer maps, a smaller dtype, attention="fused" with reduce=, or device="cpu" '
+    "takes less"
+)
+
+
+def by_length(lengths: Sequence[tuple[int, ...]], budget: int) -> Iterator[list[int]]:
+    """Yield the indices of rows of like lengths, longest first.
+
+    Each row has one length for each of its sides (one, or source and target). A batch holds at most
+    ``budget`` padded tokens of all sides together, and at least one row.
+    """
+    batch: list[int] = []
+    longest: tuple[int, ...] = ()
+    for row in sorted(range(len(lengths)), key=lambda row: lengths[row], reverse=True):
+        padded = tuple(map(max, longest, lengths[row])) if batch else lengths[row]
+        if batch and (len(batch) + 1) * sum(padded) > budget:
+            yield batch
+            batch, padded = [], lengths[row]
+        batch.append(row)
+        longest = padded
+    if batch:
+        yield batch
+
+
+def halves(batch: Sequence[Item], what: str) -> tuple[list[Item], list[Item]]:
+    """Split a batch that does not fit in GPU memory; raise InputError for a single row.
+
+    Call it outside the handler of the error, whose traceback holds what is to be freed.
+    """
+    if len(batch) < 2:
+        raise out_of_memory(f"{what} alone")
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    half = len(batch) // 2
+    warnings.warn(
+        f"the GPU's memory does not hold {len(batch)} of {what} at once; going on with "
+        f"{len(batch) - half} at a time, which may change the last digit of a number",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return list(batch[:half]), list(batch[half:])
+
+
+def out_of_memory(what: str) -> InputError:
+    """Return the error for what cannot be split."""
+    return InputError(f"the GPU's memory does not hold {what}; {ADVICE}")

@@ -1,0 +1,102 @@
+"""The judge of exactness: parts must add up to what the model itself computed, or nothing returns.
+
+The bounds are the largest relative gaps that are rounding and not a mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normscope.engine.batch import Batch
+from normscope.errors import ExactnessError, InputError
+
+BOUNDS = {
+    torch.float64: 1e-11,
+    torch.float32: 1e-5,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+TF32 = 5e-3  # TF32 rounds the inputs of a product to 10 bits; allow for it where it is enabled
+
+
+def bound_of(dtypes: Iterable[torch.dtype]) -> float:
+    """Return the largest gap that rounding explains where numbers of these dtypes take part."""
+    bound = max(BOUNDS.get(dtype, BOUNDS[torch.float32]) for dtype in dtypes)
+    return max(bound, TF32) if torch.backends.cuda.matmul.allow_tf32 else bound
+
+
+def judge(
+    model: nn.Module,
+    batch: Batch,
+    layers: Sequence[str],
+    dtypes: Sequence[set[torch.dtype]],
+    gaps: Mapping[str, np.ndarray],
+    bound: float | None = None,
+) -> None:
+    """Raise for the first layer whose gaps are not finite, or larger than rounding explains.
+
+    Args:
+        model: the model that ran.
+        batch: what it was given.
+        layers: the name of each layer.
+        dtypes: in which each layer's states were computed.
+        gaps: by what was measured, (layer, row), relative to the parts.
+        bound: the largest gap to accept, if not that of the dtypes.
+    """
+    for index, layer in enumerate(layers):
+        for by_layer in gaps.values():
+            if not np.isfinite(by_layer[index]).all():
+                row = int(np.argmax(~np.isfinite(by_layer[index])))
+                _refuse_not_finite(model, f"{layer} on {batch.row_name(row)}", dtypes[index])
+        limit = bound_of(dtypes[index]) if bound is None else bound
+        for name, by_layer in gaps.items():
+            worst = int(by_layer[index].argmax())
+            gap = float(by_layer[index][worst])
+            if not gap <= limit:
+                raise ExactnessError(
+                    f"{name} of {layer}: on {batch.row_name(worst)} the parts differ from the "
+                    f"model's own output by {gap:.1e} of their size, more than {limit:.0e}, the "
+                    f"bound for {_listed(dtypes[index])}. The numbers would be wrong, so none are "
+                    "returned."
+                )
+
+
+def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -> None:
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise InputError(
+                f"the model's parameter {name} contains NaN or infinity; its numbers would "
+                "mean nothing. Load or train the model again."
+            )
+    raise InputError(
+        f"{where} gives NaN or infinity although all parameters are finite: an overflow in "
+        f"{_listed(dtypes)}. Use float32: model.float(), --dtype float32."
+    )
+
+
+def refuse_masks(
+    batch: Batch, layer: str, blocked: Tensor | None, leaked: tuple[Tensor, Tensor] | None
+) -> None:
+    """Raise where a real query may attend to nothing, or attends to padding."""
+    if blocked is not None and bool(blocked.any()):
+        row, query = blocked.nonzero()[0].tolist()
+        raise InputError(
+            f"{batch.row_name(row)}, position {query} is a real token but its attention mask "
+            f"admits no key in {layer}; its weights would mean nothing. Correct the mask."
+        )
+    if leaked is not None and bool((leaked[0] > 0).any()):
+        row, query = (leaked[0] > 0).nonzero()[0].tolist()
+        raise InputError(
+            f"{batch.row_name(row)}, position {query} attends to position "
+            f"{int(leaked[1][row, query])}, which the attention mask calls padding, in {layer}: "
+            "the model does not apply the mask it was given, or the row is masked as a whole. Run "
+            "each row by itself, unpadded."
+        )
+
+
+def _listed(dtypes: set[torch.dtype]) -> str:
+    return ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))

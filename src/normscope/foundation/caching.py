@@ -1,0 +1,144 @@
+"""Values computed from a module, kept until the module changes.
+
+A :class:`ModuleCache` keeps each value together with the state it was computed from. A state is
+anything that compares equal as long as the value is still right: usually a tuple of
+:func:`tensor_state` for the tensors that were read, and of whatever else matters (dtypes, flags).
+
+    >>> norms: ModuleCache[Tensor] = ModuleCache()
+    >>> def row_norms(layer: nn.Linear) -> Tensor:
+    ...     state = tensor_state(layer.weight)
+    ...     return norms.get(layer, state, lambda: layer.weight.detach().norm(dim=1))
+    >>> layer = nn.Linear(2, 2)
+    >>> row_norms(layer) is row_norms(layer)
+    True
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+Value = TypeVar("Value")
+
+
+class ModuleCache(Generic[Value]):
+    """Values by module, or by model; they are dropped when the module is.
+
+    A value must not refer to its module, or neither is ever freed. Threads may compute the same
+    value twice; either result is right.
+    """
+
+    def __init__(self) -> None:
+        self._entries: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[object, Value]]] = (
+            WeakKeyDictionary()
+        )
+
+    def get(
+        self,
+        module: nn.Module,
+        state: object,
+        compute: Callable[[], Value],
+        *,
+        key: Hashable = None,
+    ) -> Value:
+        """Return the value kept for ``module``, or compute it anew if ``state`` has changed.
+
+        Args:
+            module: what the value belongs to.
+            state: what the value depends on, as it is now; compared with ``==`` to the state
+                that the kept value was computed from.
+            compute: called without arguments where nothing is kept or the state differs.
+            key: tells several values of one module apart; only the last of each is kept.
+        """
+        entries = self._entries.setdefault(module, {})
+        entry = entries.get(key)
+        if entry is None or entry[0] != state:
+            entry = entries[key] = state, compute()
+        return entry[1]
+
+    def forget(self, module: nn.Module) -> None:
+        """Drop everything kept for a module."""
+        self._entries.pop(module, None)
+
+    def __len__(self) -> int:
+        """The number of modules for which something is kept."""
+        return len(self._entries)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorState:
+    """What a tensor was at one moment; equal to another one if it has not changed in between.
+
+    Made by :func:`tensor_state`.
+    """
+
+    contents: Tensor | None  # the product with a random vector, where contents are compared
+    tensor: Tensor  # held where memory is compared, so that no other tensor gets the same address
+    version: int | None  # None where torch does not count changes: in inference mode
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorState):
+            return NotImplemented
+        kind, other_kind = ((s.shape, s.dtype, s.device) for s in (self, other))
+        if kind != other_kind:
+            return False
+        if self.contents is not None and other.contents is not None:
+            return torch.equal(self.contents, other.contents)
+        return (
+            self.version is not None
+            and self.version == other.version
+            and self.tensor.data_ptr() == other.tensor.data_ptr()
+            and self.tensor.stride() == other.tensor.stride()
+        )
+
+
+@torch.no_grad()
+def tensor_state(tensor: Tensor | None, *, contents: bool = True) -> TensorState | None:
+    """Describe a tensor as it is now, for comparison with a later description of it.
+
+    Args:
+        tensor: a parameter, a buffer or a tensor computed from them; None gives None.
+        contents: compare what the tensor holds, by its product with a fixed random vector. This
+            notices every change, also those that torch does not count (``weight.data.mul_(2)``),
+            and recognises a tensor that was computed again with the same result. It reads the
+            whole tensor, and comparing waits for the device. With ``False`` the address and
+            torch's count of changes are compared instead, which costs nothing; writes through
+            ``.data`` are then not noticed, and a tensor of inference mode always counts as
+            changed.
+    """
+    if tensor is None:
+        return None
+    counted = not tensor.is_inference()
+    return TensorState(
+        contents=_probe(tensor) if contents else None,
+        tensor=tensor.new_empty(0) if contents else tensor.detach(),
+        version=tensor._version if counted else None,
+        shape=tensor.shape,
+        dtype=tensor.dtype,
+        device=tensor.device,
+    )
+
+
+def _probe(tensor: Tensor) -> Tensor:
+    """The product of a random vector with the rows of a tensor, in float32 or float64."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    floating = tensor.is_floating_point()
+    wide = torch.promote_types(tensor.dtype, torch.float32) if floating else torch.float64
+    rows = tensor.detach().flatten(0, -2) if tensor.dim() > 1 else tensor.detach().view(1, -1)
+    return torch.mv(rows.to(wide).T, _random(len(rows), wide, tensor.device))
+
+
+@functools.lru_cache(64)
+def _random(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    numbers = torch.randn(length, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return numbers.to(device, dtype)

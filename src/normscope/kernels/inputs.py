@@ -1,0 +1,63 @@
+"""Arguments and results of the Triton kernels; importing them does not need Triton."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from normscope.foundation.shapes import Float
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreInputs:
+    """What the attention weights softmax(scaling · q kᵀ + mask) are computed from.
+
+    The queries are the last of the keys: with ``causal``, query i sees the keys up to
+    i + keys − queries.
+    """
+
+    query: Float[Tensor, "batch head query size"]
+    key: Float[Tensor, "batch kv_head key size"]
+    scaling: float
+    causal: bool
+    mask: Tensor | None = None  # boolean (True: seen) or added; broadcast to the weights' shape
+
+
+@dataclass(frozen=True, eq=False)
+class RowInputs:
+    """The vectors that ``row_lengths`` measures, a row for each query.
+
+    With ``residual`` and ``after_residual`` lengths after the residual connection are computed
+    too; with ``after_norm``, those after the norm that follows it.
+    """
+
+    total: Float[Tensor, "row out"]  # Σ αf + b_O
+    output: Float[Tensor, "row out"]  # the model's own output
+    bias: Float[Tensor, " out"] | None = None  # b_O
+    own: Float[Tensor, "row out"] | None = None  # Σ_h α_ii f_h(x_i)
+    residual: Float[Tensor, "row out"] | None = None  # x
+    after_residual: Float[Tensor, "row out"] | None = None  # the model's own sum
+    after_norm: Float[Tensor, "row out"] | None = None  # the model's own normalised sum
+    gamma: Float[Tensor, " out"] | None = None
+    beta: Float[Tensor, " out"] | None = None
+    centred: bool = True  # whether the norm subtracts the mean
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class RowLengths:
+    """The result of ``row_lengths``: a number for each row, in float64."""
+
+    own: Float[Tensor, " row"]  # ‖own‖
+    others: Float[Tensor, " row"]  # ‖total − b_O − own‖
+    gap: Float[Tensor, " row"]  # ‖total − output‖
+    # With the residual x:
+    own_residual: Float[Tensor, " row"] | None = None  # ‖own + x‖
+    gap_residual: Float[Tensor, " row"] | None = None  # ‖total + x − after_residual‖
+    # After the norm, L v = γ ⊙ (v − mean v):
+    sigma: Float[Tensor, " row"] | None = None
+    own_norm: Float[Tensor, " row"] | None = None  # ‖L(own + x)‖/σ
+    others_norm: Float[Tensor, " row"] | None = None  # ‖L others‖/σ
+    bias_norm: Float[Tensor, " row"] | None = None  # ‖L b_O/σ + β‖
+    gap_norm: Float[Tensor, " row"] | None = None  # ‖L(total + x)/σ + β − after_norm‖

@@ -1,0 +1,36 @@
+"""Running a model: its inputs' names, and evaluation mode for a while."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from normscope.models.walk import modules
+
+
+def accepted_by(model: nn.Module) -> frozenset[str]:
+    """Return the names of the arguments that a model's forward takes."""
+    return _parameters(type(model).forward)
+
+
+@functools.cache
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, and give every module its own mode back on leaving."""
+    training = [module for module in modules(model) if module.training]
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,127 @@
+"""What `normscope bench` measures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import normscope
+from normscope import InputError
+from normscope.capture import capture
+from normscope.cli import bench_works
+from normscope.cli.bench_works import BenchSettings
+from normscope.models.architectures import tiny_model
+from tests.helpers.benchmarks import measure, shrink
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    shrink(monkeypatch)
+
+
+@pytest.mark.slow
+def test_groups_ask_for_the_maps_that_there_are(bert: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    original = bench_works.analysis
+
+    def noting(model: Any, inputs: Any, maps: Any, *, reduce: bool) -> Any:
+        asked.append((*maps, *(["reduced"] if reduce else [])))
+        assert list(inputs) == ["input_ids"]
+        assert torch.backends.cuda.matmul.allow_tf32 == tf32
+        return original(model, inputs, maps, reduce=reduce)
+
+    monkeypatch.setattr(bench_works, "analysis", noting)
+    tf32 = True
+    measure(bert, tf32=True)
+    assert not torch.backends.cuda.matmul.allow_tf32
+    through = ("atb_ff", "atb_ff_res", "atb_ff_res_ln")
+    reduced = (*bench_works.GROUPS["reduce"], "reduced")
+    assert asked == [bench_works.GROUPS["2020"], bench_works.GROUPS["2021"], through, reduced]
+    tf32 = False
+    monkeypatch.setattr(bench_works, "FF_LENGTH", 7)
+    rows = measure(bert, dense=False)
+    assert [*rows] == ["forward", "eager", "2020", "2021", "2024", "reduce"]
+    assert rows["2024"]["ms"] is None
+    assert "--maps 2024" in rows["2024"]["note"]
+    rows = measure(bert, dense=False, groups=["2024"])  # asked for by name
+    assert [*rows] == ["forward", "eager", "matmul", "2024"]
+    # Three layers, 8 × 8 pairs; hidden 32, four heads; multiply and add.
+    inner = tiny_model("bert").config.intermediate_size
+    operations = 2 * 3 * 64 * (inner * 32 + 4 * inner + 4 * 32)
+    assert rows["2024"]["gflops"] == pytest.approx(operations / rows["2024"]["ms"] / 1e6)
+    speed = 2 * 16**3 / rows["matmul"]["ms"] / 1e6
+    assert rows["2024"]["of_matmul"] == pytest.approx(rows["2024"]["gflops"] / speed)
+
+
+def test_what_a_model_lacks_is_left_out() -> None:
+    settings = BenchSettings(dense=False)
+    works = {work.name: work for work in bench_works.plan(settings, tiny_model("mixtral"), 8)}
+    assert [*works] == ["forward", "eager", "2020", "2021", "2024", "reduce"]
+    assert works["2024"].call is None  # experts are not decomposed
+    assert works["2024"].note == "the model has none of these maps"
+    assert works["forward"].attention == works["2020"].attention == "sdpa"
+    assert next(bench_works.plan(settings, tiny_model("deberta-v2"), 8)).attention == "eager"
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_the_dense_form_gives_the_same(family: str) -> None:
+    model = tiny_model(family)  # llama: value heads are shared
+    inputs = bench_works.inputs_of(model, 2, 8)
+    with torch.no_grad(), capture(model) as calls:
+        model(**inputs)
+    maps = [bench_works.dense(call, torch.float64) for call in calls]
+    assert max(float(layer["gap"].max()) for layer in maps) < 1e-12
+    for row, result in enumerate(normscope.analyze_inputs(model, inputs)):
+        assert result.transformed_norm is not None
+        for name, array in {
+            "attn_w": result["attn_w"],
+            "attn_n": result["attn_n"],
+            "transformed_norm": result.transformed_norm,
+            "mixing_ratio": result.mixing_ratio["attn_n"],
+        }.items():
+            dense = np.stack([layer[name][row] for layer in maps])
+            np.testing.assert_allclose(dense, array.values, rtol=1e-12, atol=1e-14)
+
+
+def test_a_large_dense_form_is_one_layer_or_none(
+    bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = 4 * 8 * 8 * 32
+    monkeypatch.setattr(bench_works, "ONE_LAYER", 8 * cells - 1)
+    monkeypatch.setattr(bench_works, "DENSE_BYTES", 8 * cells - 1)
+    rows = measure(bert, groups=["2020"])
+    assert rows["dense float64"]["ms"] is None
+    assert "GB" in rows["dense float64"]["note"]
+    assert rows["dense float32"]["ms"] > 0
+    assert rows["dense float32"]["note"].startswith("one layer, times 3; ")
+
+
+def test_shapes_have_random_weights_and_need_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+    monkeypatch.setitem(
+        bench_works.SHAPES, "bert-base", ("Bert", {**tiny, "intermediate_size": 48})
+    )
+    assert measure("bert-base", dtype="bfloat16")["2024"]["ms"] > 0
+    first, second = (
+        bench_works.model_of(BenchSettings("bert-base")).state_dict() for _ in range(2)
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InputError, match="unknown dtype: 'half'; valid here: float64"):
+        BenchSettings(dtype="half")
+    with pytest.raises(InputError, match="unknown group of maps: '2022'; valid here: 2020"):
+        BenchSettings(groups=["2020", "2022"])
+
+
+def test_groups_are_those_of_the_papers() -> None:
+    assert bench_works.GROUPS == {
+        "2020": ("attn_w", "attn_n"),
+        "2021": ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n"),
+        "2024": ("atb_ff", "atb_ff_res", "atb_ff_res_ln", "atb_ln_ff", "atb_ln_ff_res"),
+        "reduce": ("attn_n", "attn_res_n", "attn_res_ln_n"),
+    }

@@ -1,0 +1,33 @@
+"""Pages from the command line: `analyze --output x.html` and `view`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.commands import run
+
+
+def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("analyze", "--text", "The cat sat.", "--output", "cat.html")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.startswith("wrote cat.html\nmodel:")
+    text = (tmp_path / "cat.html").read_text(encoding="utf-8")
+    assert '"name":"attn_res_ln_n"' in text
+    assert '"heads":[0,1,2,3,4,5,6,7,8,9,10,11]' in text
+    words = ("analyze", "--text", "The cat sat.", "--maps", "attn_n", "--layer", "2")
+    assert run(*words, "-o", "one.html").exit_code == 0
+    one = (tmp_path / "one.html").read_text(encoding="utf-8")
+    assert '"layers":[2]' in one
+    assert '"name":"attn_w"' not in one
+    assert run(*words, "-o", "cat.safetensors").exit_code == 0
+    done = run("view", "cat.safetensors", "--output", "again.html")
+    assert (done.exit_code, done.stderr) == (0, "wrote again.html\n")
+    assert (tmp_path / "again.html").read_text(encoding="utf-8") == one
+    for wrong in (("view", "none.safetensors"), ("view", "cat.safetensors", "-o", "x.png")):
+        done = run(*wrong)
+        assert done.exit_code == 2
+        assert done.stderr.startswith("normscope: error: ")
+        assert done.stderr.count("\n") == 1

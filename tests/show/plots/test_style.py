@@ -1,0 +1,107 @@
+"""What all plots share: labels, tables of any kind, colours, and matplotlib itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib import colormaps
+
+from normscope import InputError, MissingExtraError
+from normscope.show import plots
+from normscope.show.plots.lines import mixing_by_category
+from normscope.show.plots.style import COLOUR_MAP, brief, letters
+from tests.helpers.figures import by_layer, entries, figure_of, long, names, result
+
+WORD = "Donaudampfschifffahrtsgesellschaftskapitänsmütze"
+LONG = ("Donaudampfschifffahrtsgesellschaftskapitän", "function words and particles of a language")
+
+
+def test_long_words_are_shown_by_their_ends() -> None:
+    assert brief("a" * 24) == "a" * 24
+    assert brief(WORD) == "Donaudampfs…pitänsmütze"
+    assert brief("日本語" * 4) == "日本語" * 4  # twelve characters as wide as 24 letters
+    assert brief("日本語" * 10) == "日本語日本…本語日本語"
+    assert brief("ab\n" * 9, 9) == "ab\\n…ab\\n"
+    assert letters("a日ｘ\u0301") == 6
+
+
+def test_what_is_no_table_is_refused() -> None:
+    for wrong in (3, None, [1, 2], "table"):
+        with pytest.raises(InputError, match="a table must be a mapping of columns"):
+            plots.change(wrong)
+    with pytest.raises(InputError, match=re.escape("no category 'x'; there is: [CLS], $x_1$")):
+        plots.categories(by_layer(), names=["x"])
+
+
+def test_long_names_stay_in_their_panels() -> None:
+    scatter = long(category=LONG, alpha=(0.1, 0.2)) | {"transformed_norm": np.ones(4)}
+    rho = {"category": LONG, "spearman": [-0.1, 0.2]}
+    mixing = long(category=LONG, layer=range(2), analysis=("attn_w",)) | {"mean": np.ones(4)}
+    grid = long(category=LONG, layer=range(2), head=range(2)) | {"alpha": np.ones(8)}
+    for axes in (
+        plots.alpha_and_norm(scatter, correlations=rho),
+        mixing_by_category(mixing),
+        plots.heads(grid, "alpha"),
+        *(plots.heads(grid, "alpha", [name]) for name in LONG),
+    ):
+        figure = figure_of(axes)
+        figure.draw_without_rendering()
+        boxes = [ax.title.get_window_extent() for ax in axes]
+        assert all(box.x0 > 0 and box.x1 < figure.bbox.width for box in boxes)
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    layers = long(category=LONG, layer=range(2)) | {"alpha": np.ones(4)}
+    shown = ["Donaudampfs…aftskapitän", "function wo… a language"]
+    assert entries(plots.categories(layers, ["alpha"])[0]) == shown
+    assert entries(plots.singular_values({name: np.ones(3) for name in LONG})) == shown
+    pairs = {"layer": [0], "query_token": [LONG[0]], "key_token": ["a"], "count": [1]}
+    assert names(plots.amplified(pairs)[0].get_yticklabels()) == ["Donaud…apitän ← a"]
+
+
+def test_colours_keep_their_order_in_grey() -> None:
+    colours = colormaps[COLOUR_MAP](np.linspace(0, 1, 64))[:, :3]
+    assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) > 0).all()
+
+
+def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"normscope\[plots\]"):
+        plots.categories(by_layer())
+    with pytest.raises(MissingExtraError, match=r"needs matplotlib.*normscope\[plots\]"):
+        plots.compare(result(), 2)
+
+
+def test_pyplot_is_left_alone(tmp_path: Path) -> None:
+    code = (
+        "import sys, numpy as np, normscope.plots as plots\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "from normscope import LabelledArray\n"
+        "from normscope.text.tokens import Tokens\n"
+        "t = Tokens(('a',), None, (False,), ('a',))\n"
+        "a = LabelledArray(np.ones((1, 1)), ('query', 'key'), {'query': t, 'key': t}, name='x')\n"
+        "plots.heatmap(a).figure.savefig(sys.argv[1])\n"
+        "assert 'matplotlib.figure' in sys.modules\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "one.png")], check=True)
+    assert (tmp_path / "one.png").stat().st_size > 0
+
+
+def test_plots_come_with_the_package_when_they_are_asked_for() -> None:
+    code = (
+        "import sys, normscope\n"
+        "assert 'normscope.plots' not in sys.modules\n"
+        "print(normscope.plots.compare.__name__, normscope.testing.check_architecture.__name__)\n"
+        "try:\n"
+        "    normscope.plotz\n"
+        "except AttributeError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = "compare check_architecture\nmodule 'normscope' has no attribute 'plotz'\n"
+    assert done.stdout == told
