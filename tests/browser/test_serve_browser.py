@@ -1,4 +1,4 @@
-"""The web app in a real browser: from typing to download, and what a foreign page cannot do."""
+"""The web app in a browser: from the form to downloads, and requests of foreign pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.helpers.tiny import tokenizer
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
 TOKEN = "correct-horse-battery"
 HOSTILE = "</script><img src=x onerror=\"document.title='run'\"> <b>bold</b> \x00 \u202eabc ' \" `"
-SLOW = 60_000  # milliseconds for what a busy machine may take long for
+SLOW = 60_000  # milliseconds; a busy machine may need long
 
 
 @pytest.fixture(scope="module")
@@ -35,25 +35,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[Server]:
-    with server("--model", DEFAULT, "--model", str(folder), "--rate", "6000") as one:
-        yield one
+    with server("--model", DEFAULT, "--model", str(folder), "--rate", "6000") as program:
+        yield program
 
 
 @pytest.fixture
 def watched(chromium: Browser) -> Iterator[Page]:
-    """A page of a fresh profile that may say nothing on its console and ask nobody else."""
+    """A page whose console must stay empty and whose requests must all go to this machine."""
     context = chromium.new_context(viewport={"width": 1200, "height": 900})
     page = context.new_page()
-    said: list[str] = []
+    messages: list[str] = []
     hosts: set[str] = set()
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: said.append(dialog.message))
-    page.on("request", lambda asked: hosts.add(asked.url.split("/")[2]))
+    page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("dialog", lambda dialog: messages.append(dialog.message))
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
     page.set_default_timeout(SLOW)
     yield page
-    told = getattr(page, "expected", [])
-    assert [line for line in said if not any(part in line for part in told)] == []
+    expected = getattr(page, "expected", [])
+    assert [line for line in messages if not any(part in line for part in expected)] == []
     assert {host.partition(":")[0] for host in hosts} == {"127.0.0.1"}
     context.close()
 
@@ -65,12 +65,12 @@ def opened(page: Page, url: str) -> Page:
 
 
 def analysed(page: Page) -> Any:
-    """The frame with the result."""
+    """Wait for the result and return its frame."""
     expect(page.get_by_role("status").last).to_contain_text("Done in", timeout=SLOW)
     return page.frame_locator("#view")
 
 
-def test_from_typing_to_download(running: Server, watched: Page, tmp_path: Path) -> None:
+def test_from_form_to_download(running: Server, watched: Page, tmp_path: Path) -> None:
     page = opened(watched, running.url)
     page.get_by_label("Text", exact=True).fill("The cat sat on the mat.")
     page.get_by_label("Second text").fill("It slept.")
@@ -93,13 +93,13 @@ def test_from_typing_to_download(running: Server, watched: Page, tmp_path: Path)
     rows = list(csv.DictReader(files["csv"].read_text().splitlines()))
     assert len(rows) == sum(result[name].values.size for name in result)
     with page.context.expect_page() as tab:
-        page.get_by_role("link", name="Open in a tab").click()
+        page.get_by_role("link", name="Open in a new tab").click()
     expect(tab.value.get_by_text("mat", exact=True).first).to_be_visible(timeout=SLOW)
-    # The result has an origin of its own there too.
+    # There, too, the result has its own origin.
     assert tab.value.evaluate("origin") == "null"
 
 
-def test_hostile_text_is_shown_and_not_run(running: Server, watched: Page) -> None:
+def test_hostile_text_is_only_shown(running: Server, watched: Page) -> None:
     page = opened(watched, running.url)
     page.get_by_label("Text", exact=True).fill(HOSTILE)
     page.get_by_role("button", name="Analyse").click()
@@ -111,13 +111,14 @@ def test_hostile_text_is_shown_and_not_run(running: Server, watched: Page) -> No
     assert inner.evaluate("origin") == "null"
 
 
-def test_a_cancelled_job_and_a_page_that_stays_alive(running: Server, watched: Page) -> None:
+@pytest.mark.slow
+def test_cancelling_while_another_page_waits(running: Server, watched: Page) -> None:
     page = opened(watched, running.url)
     worker = running.worker
     worker.suspend()
     page.get_by_label("Text", exact=True).press("Control+Enter")
     status = page.locator("#status")
-    expect(status).to_contain_text("Running, 1 of at most 60 seconds", timeout=SLOW)
+    expect(status).to_contain_text("Running for 1 of at most 60 seconds", timeout=SLOW)
     expect(page.get_by_role("progressbar")).to_be_visible()
     expect(page.get_by_role("button", name="Analyse")).to_be_disabled()
     second = opened(page.context.new_page(), running.url)
@@ -131,7 +132,7 @@ def test_a_cancelled_job_and_a_page_that_stays_alive(running: Server, watched: P
     assert not worker.is_running()
 
 
-def test_what_is_wrong_is_said(running: Server, watched: Page) -> None:
+def test_errors_are_shown(running: Server, watched: Page) -> None:
     page = opened(watched, running.url)
     page.get_by_label("Text", exact=True).fill("cat " * 300)
     page.get_by_role("button", name="Analyse").click()
@@ -139,7 +140,7 @@ def test_what_is_wrong_is_said(running: Server, watched: Page) -> None:
     for box in page.locator("#maps input").all():
         box.uncheck()
     page.get_by_role("button", name="Analyse").click()
-    expect(page.locator("#status")).to_have_text("Choose at least one map.")
+    expect(page.locator("#status")).to_have_text("Select at least one map.")
 
 
 def test_source_and_target_by_keyboard_on_a_phone_in_the_dark(
@@ -158,7 +159,7 @@ def test_source_and_target_by_keyboard_on_a_phone_in_the_dark(
     page.keyboard.type("the cat sat on the mat")
     page.keyboard.press("Tab")
     page.keyboard.type("the dog ran")
-    page.get_by_label("each for itself").focus()
+    page.get_by_label("separate").focus()
     page.keyboard.press("Space")
     expect(page.get_by_label("The attention block (ATB)")).to_be_disabled()
     page.keyboard.press("Tab")
@@ -168,31 +169,30 @@ def test_source_and_target_by_keyboard_on_a_phone_in_the_dark(
     assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
-def test_the_token_is_asked_for_and_too_many_requests_are_waited_for(
-    folder: Path, watched: Page
-) -> None:
+@pytest.mark.slow
+def test_login_and_too_many_requests(folder: Path, watched: Page) -> None:
     watched.expected = ["401"]  # type: ignore[attr-defined]
     arguments = ("--model", str(folder), "--rate", "6")
-    with server(*arguments, NORMSCOPE_TOKEN=TOKEN) as one:
+    with server(*arguments, NORMSCOPE_TOKEN=TOKEN) as program:
         page = watched
-        page.goto(one.url.partition("#")[0])
+        page.goto(program.url.partition("#")[0])
         page.get_by_label("Token").fill("wrong, but long enough")
-        page.get_by_role("button", name="Enter").click()
+        page.get_by_role("button", name="Log in").click()
         expect(page.locator("#login-status")).to_have_text("the token is wrong", timeout=SLOW)
         page.get_by_label("Token").fill(TOKEN)
-        page.get_by_role("button", name="Enter").click()
+        page.get_by_role("button", name="Log in").click()
         expect(page.get_by_role("button", name="Analyse")).to_be_enabled(timeout=SLOW)
         page.context.clear_cookies()
         page.goto("about:blank")
-        opened(page, one.url)
-        assert page.url == one.url.partition("#")[0]
+        opened(page, program.url)
+        assert page.url == program.url.partition("#")[0]
         watched.expected = ["401", "429"]  # type: ignore[attr-defined]
         page.get_by_label("Source").fill("the cat sat")
         page.get_by_label("Target").fill("the dog ran")
         for _ in range(5):
             page.get_by_role("button", name="Analyse").click()
             page.locator("#status:has-text('Done in')").wait_for(timeout=SLOW)
-        frame = page.frame_locator("#view")  # which came with the cookie
+        frame = page.frame_locator("#view")  # fetched with the cookie
         expect(frame.get_by_text("cat", exact=True).first).to_be_visible(timeout=SLOW)
         page.get_by_role("button", name="Analyse").click()
         expect(page.locator("#status")).to_contain_text("too many requests", timeout=SLOW)
@@ -205,24 +205,22 @@ FOREIGN = """<!doctype html><title>foreign</title>
 <input name='{"text":"a","x":"' value='"}'></form>
 <iframe name="x"></iframe><iframe id="app" src="%(url)s"></iframe>"""
 ATTEMPTS = """async (url) => {
-  const told = [];
+  const outcomes = [];
   for (const [mode, type] of [["cors", "application/json"], ["no-cors", "text/plain"]]) {
     try {
       const answer = await fetch(url + "api/jobs",
         {method: "POST", mode, headers: {"Content-Type": type}, body: '{"text": "a"}'});
-      told.push(answer.type + " " + answer.status);
-    } catch (error) { told.push(error.name); }
+      outcomes.push(answer.type + " " + answer.status);
+    } catch (error) { outcomes.push(error.name); }
   }
-  try { told.push((await fetch(url + "api/models")).status); }
-  catch (error) { told.push(error.name); }
+  try { outcomes.push((await fetch(url + "api/models")).status); }
+  catch (error) { outcomes.push(error.name); }
   document.getElementById("f").submit();
-  return told;
+  return outcomes;
 }"""
 
 
-def test_a_foreign_page_in_the_same_browser_gets_nothing(
-    running: Server, watched: Page, tmp_path: Path
-) -> None:
+def test_a_foreign_page_gets_nothing(running: Server, watched: Page, tmp_path: Path) -> None:
     page: Any = watched
     page.expected = ["CORS", "ERR_", "frame-ancestors", "403", "Framing", "Refused", "404"]
     (tmp_path / "index.html").write_text(FOREIGN % {"url": running.url})
@@ -242,7 +240,7 @@ def test_a_foreign_page_in_the_same_browser_gets_nothing(
         until = time.monotonic() + 10
         while ("POST", 403) not in answers and time.monotonic() < until:
             page.wait_for_timeout(100)
-        page.wait_for_timeout(500)  # for what should not come
+        page.wait_for_timeout(500)  # for responses that should not come
         assert page.locator("#app").is_visible()
         shown = [frame for frame in page.frames if frame.url == running.url]
         assert not any(frame.query_selector("form") for frame in shown)

@@ -1,9 +1,9 @@
-"""A worker that pretends, for the tests of the queue. What a text says is what it does.
+"""A worker process for tests of the queue, without models. The text of a job says what it does.
 
-sleep N      take N seconds        crash        end in the middle
-mistake      answer with an error  size N       a result of N bytes
+sleep N      takes N seconds        crash        ends without an answer
+mistake      answers with an error  size N       gives a result of N bytes
 
-It speaks the protocol with its own few lines, so that it also tells when the format changes.
+It implements the frames itself, so that a change of their format makes tests fail.
 """
 
 from __future__ import annotations
@@ -34,25 +34,28 @@ def send(header: dict[str, Any], **blobs: bytes) -> None:
 def main() -> None:
     names = receive()[0]["models"]
     maps = ["attn_w", "attn_n", "atb"]
-    about = {"maps": maps, "titles": {}, "max_length": 10}
+    description = {"maps": maps, "titles": {}, "per_head": maps[:2], "suggested": maps[:2]}
     if "broken" in names:
         send({"error": "no such model"})
-    models = [{"name": name, "target": name == "translator", **about} for name in names]
+    models = [
+        {"name": name, "target": name == "translator", "max_length": 10, **description}
+        for name in names
+    ]
     send({"models": models})
     while True:
-        asked, blobs = receive()
-        if asked["task"] == "convert":
-            send({}, **{asked["to"]: b"converted " + blobs["safetensors"]})
+        question, blobs = receive()
+        if question["task"] == "convert":
+            send({}, **{question["to"]: b"converted " + blobs["safetensors"]})
             continue
-        what, _, number = asked["text"].partition(" ")
-        if what == "crash":
+        action, _, number = question["text"].partition(" ")
+        if action == "crash":
             os._exit(7)
-        if what == "sleep":
+        if action == "sleep":
             time.sleep(float(number))
-        if what == "mistake":
-            send({"error": "a mistake", "mistake": True})
+        if action == "mistake":
+            send({"error": "a mistake"})
             continue
-        data = b"x" * int(number) if what == "size" else asked["text"].encode()
+        data = b"x" * int(number) if action == "size" else question["text"].encode()
         send({"reconstruction_error": 0.0}, html=b"<p>page", safetensors=data)
 
 

@@ -1,4 +1,4 @@
-"""For the tests of the web app: one with a pretended worker, and the real one as a program."""
+"""The web app for tests: in this process with a fake worker, or as a program."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ import psutil
 
 import normscope
 from normscope.serve.app import create_app
-from normscope.serve.jobs import Jobs
-from normscope.serve.process import Worker
-from normscope.serve.settings import Settings
+from normscope.serve.jobs import JobQueue
+from normscope.serve.process import WorkerProcess
+from normscope.serve.settings import ServeSettings
 
 FAKE = Path(__file__).parent / "fake_worker.py"
 HOME = "http://127.0.0.1:8765"
@@ -34,11 +34,12 @@ TEXT = "The cat sat on the mat."
 
 
 @asynccontextmanager
-async def app(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Jobs]]:
-    """A client of an app whose worker is pretended: see fake_worker.py for what a text does."""
-    chosen = replace(Settings(), **settings)
-    jobs = Jobs(chosen, Worker({"models": ["fake", "translator"]}, [sys.executable, str(FAKE)]))
-    transport = httpx.ASGITransport(create_app(chosen, jobs))
+async def app(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, JobQueue]]:
+    """Yield a client and the queue of an app whose worker is fake_worker.py."""
+    changed = replace(ServeSettings(), **settings)
+    worker = WorkerProcess({"models": ["fake", "translator"]}, [sys.executable, str(FAKE)])
+    jobs = JobQueue(changed, worker)
+    transport = httpx.ASGITransport(create_app(changed, jobs))
     try:
         await jobs.start()
         async with httpx.AsyncClient(transport=transport, base_url=HOME) as client:
@@ -48,13 +49,13 @@ async def app(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Jobs]]:
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
-    """asyncio.run in a thread of its own: a browser driven in this one has a loop there."""
+    """Run a coroutine in a new thread: the main thread may have the event loop of a browser."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(asyncio.run, coroutine).result()
 
 
-def in_app(test: Callable[[httpx.AsyncClient, Jobs], Awaitable[None]], **settings: Any) -> None:
-    """Run an async test with an app of these settings."""
+def in_app(test: Callable[[httpx.AsyncClient, JobQueue], Awaitable[None]], **settings: Any) -> None:
+    """Run an async test with an app that has these settings."""
 
     async def whole() -> None:
         async with app(**settings) as (client, jobs):
@@ -64,14 +65,23 @@ def in_app(test: Callable[[httpx.AsyncClient, Jobs], Awaitable[None]], **setting
 
 
 async def until_over(client: httpx.AsyncClient, name: str, seconds: float = 20.0) -> dict[str, Any]:
-    """What is told of a job when it is no longer queued nor running."""
+    """Wait until a job has ended and return its description."""
     deadline = time.monotonic() + seconds
-    told: dict[str, Any] = {"state": "queued", "position": 0}
-    while told["state"] in ("queued", "running"):
-        assert time.monotonic() < deadline, told
-        query = {"wait": 2, "state": told["state"], "position": told["position"]}
-        told = (await client.get(f"/api/jobs/{name}", params=query)).json()
-    return told
+    job: dict[str, Any] = {"state": "queued", "position": 0}
+    while job["state"] in ("queued", "running"):
+        assert time.monotonic() < deadline, job
+        query = {"wait": 2, "state": job["state"], "position": job["position"]}
+        job = (await client.get(f"/api/jobs/{name}", params=query)).json()
+    return job
+
+
+def check_error(response: httpx.Response, status: int, message: str) -> None:
+    """Check that a response is an error in JSON with the headers of every response."""
+    assert response.status_code == status, response.text
+    assert list(response.json()) == ["error"]
+    assert message in response.json()["error"]
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
 class Server:
@@ -83,32 +93,32 @@ class Server:
 
     @property
     def worker(self) -> psutil.Process:
-        """The process that computes, now."""
+        """The current worker process."""
         (child,) = psutil.Process(self.process.pid).children()
         return child
 
     def client(self, **options: Any) -> httpx.Client:
-        """A client, to be closed by who asks for it."""
+        """Return a client, which the caller closes."""
         return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, **options)
 
     @cached_property
     def http(self) -> httpx.Client:
-        """A client that is closed with the server."""
+        """A client that is closed when the server stops."""
         return self.client()
 
     def finish(self, name: str) -> dict[str, Any]:
-        """What is told of a job when it is over."""
+        """Wait until a job has ended and return its description."""
         for _ in range(600):
-            told: dict[str, Any] = self.http.get(f"/api/jobs/{name}").json()
-            if told["state"] not in ("queued", "running"):
-                return told
+            job: dict[str, Any] = self.http.get(f"/api/jobs/{name}").json()
+            if job["state"] not in ("queued", "running"):
+                return job
             time.sleep(0.1)
-        raise AssertionError(told)
+        raise AssertionError(job)
 
 
 @contextmanager
 def server(*arguments: str, **environment: str) -> Iterator[Server]:
-    """Start it on a free port; end it by SIGTERM, and see that nothing of it is left."""
+    """Start a server on a free port; stop it with SIGTERM and check that no process is left."""
     process = subprocess.Popen(
         [sys.executable, "-m", "normscope", "serve", "--port", "0", *arguments],
         stderr=subprocess.PIPE,
@@ -126,9 +136,11 @@ def server(*arguments: str, **environment: str) -> Iterator[Server]:
     try:
         url = None
         while url is None:
-            assert select.select([process.stderr], [], [], 120)[0], f"it does not start: {log}"
+            assert select.select([process.stderr], [], [], 120)[0], (
+                f"the server does not start: {log}"
+            )
             log.append(line := process.stderr.readline())
-            assert line, f"it ended: {log}"
+            assert line, f"the server ended: {log}"
             url = re.search(r"http://\S+", line)
         running = Server(process, url[0], log)
         yield running
@@ -150,7 +162,7 @@ def server(*arguments: str, **environment: str) -> Iterator[Server]:
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    """What a POST of these fields needs."""
+    """Return the arguments of a POST with these fields."""
     return {
         "content": json.dumps(fields).encode(),
         "headers": {"Content-Type": "application/json"},

@@ -1,11 +1,10 @@
-"""`normscope serve` as a program, on loopback, with real models."""
+"""`normscope serve` as a program, with real models."""
 
 from __future__ import annotations
 
 import asyncio
 import csv
 import io
-import json
 import os
 import signal
 import socket
@@ -46,8 +45,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[Server]:
     arguments = ("--model", DEFAULT, "--model", str(folder))
-    with server(*arguments, "--max-length", "40", "--rate", "6000") as one:
-        yield one
+    with server(*arguments, "--max-length", "40", "--rate", "6000") as program:
+        yield program
 
 
 def analyse(running: Server, **fields: Any) -> tuple[httpx.Client, dict[str, Any]]:
@@ -60,7 +59,7 @@ def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(serving_program, "HEAD_SECONDS", 0.3)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        await asyncio.sleep(1.0)  # longer than a head may take: an answer is not cut off
+        await asyncio.sleep(1.0)  # longer than HEAD_SECONDS: a response is not cut off
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
@@ -69,7 +68,7 @@ def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.Monkey
             app,
             port=0,
             log_level="error",
-            http=serving_program.Impatient,
+            http=serving_program.IdleTimeoutProtocol,
             lifespan="off",
             ws="none",
         )
@@ -93,18 +92,19 @@ def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.Monkey
     run(test())
 
 
+@pytest.mark.slow
 def test_from_text_to_files(running: Server, tmp_path: Path) -> None:
     maps = ["attn_w", "attn_n", "atb_ff_res_ln"]
-    client, told = analyse(running, model=DEFAULT, text=TEXT, text_pair="It slept.", maps=maps)
-    assert told["state"] == "done"
-    assert told["reconstruction_error"] < 1e-5
-    base = f"/api/jobs/{told['id']}"
+    client, job = analyse(running, model=DEFAULT, text=TEXT, text_pair="It slept.", maps=maps)
+    assert job["state"] == "done"
+    assert job["reconstruction_error"] < 1e-5
+    base = f"/api/jobs/{job['id']}"
     file = tmp_path / "result.safetensors"
     file.write_bytes(client.get(f"{base}/result.safetensors").content)
     loaded = normscope.load(file)
     expected = normscope.analyze(None, text=TEXT, text_pair="It slept.", maps=maps)
     assert loaded.tokens == expected.tokens
-    assert loaded.signature == told["signature"]
+    assert loaded.signature == job["signature"]
     for name in maps:
         np.testing.assert_allclose(loaded[name].values, expected[name].values, rtol=1e-4, atol=1e-6)
     plain = client.get(f"{base}/result.json").json()
@@ -119,15 +119,19 @@ def test_from_text_to_files(running: Server, tmp_path: Path) -> None:
 
 
 def test_single_heads_and_source_with_target(running: Server, tmp_path: Path) -> None:
-    about = running.http.get("/api/models").json()["models"]
-    found = [(one["name"], one["target"], one["max_length"]) for one in about]
-    assert found[0] == (DEFAULT, False, 40)
-    assert found[1][:2] == ("tiny-bart", True)
+    models = running.http.get("/api/models").json()["models"]
+    assert [(model["name"], model["target"]) for model in models] == [
+        (DEFAULT, False),
+        ("tiny-bart", True),
+    ]
+    assert models[0]["max_length"] == 40
+    assert models[0]["suggested"] == ["attn_w", "attn_n", "attn_res_ln_n", "atb_ff_res_ln"]
+    assert models[0]["per_head"] == ["attn_w", "attn_n"]
     texts = {"text": "the cat sat on the mat", "target": "the dog ran"}
-    client, told = analyse(running, model="tiny-bart", heads="each", **texts)
-    assert told["state"] == "done", told
+    client, job = analyse(running, model="tiny-bart", heads="each", **texts)
+    assert job["state"] == "done", job
     file = tmp_path / "result.safetensors"
-    file.write_bytes(client.get(f"/api/jobs/{told['id']}/result.safetensors").content)
+    file.write_bytes(client.get(f"/api/jobs/{job['id']}/result.safetensors").content)
     loaded = normscope.load(file)
     assert list(loaded.parts) == ["encoder", "decoder", "cross"]
     assert "head" in loaded.cross["attn_n"].axes
@@ -143,15 +147,15 @@ def test_single_heads_and_source_with_target(running: Server, tmp_path: Path) ->
     ],
 )
 def test_hostile_text_is_text(running: Server, text: str) -> None:
-    client, told = analyse(running, text=text)
-    assert told["state"] == "done", told
-    page = client.get(f"/api/jobs/{told['id']}/page").text
+    client, job = analyse(running, text=text)
+    assert job["state"] == "done", job
+    page = client.get(f"/api/jobs/{job['id']}/page").text
     assert "<img" not in page
     assert page.lower().count("</script") == page.lower().count("<script")
     assert "\x00" not in page
 
 
-def test_texts_that_cannot_be_analysed_fail_with_a_reason(running: Server) -> None:
+def test_a_text_that_is_too_long_fails_with_a_reason(running: Server) -> None:
     _, long = analyse(running, text="cat " * 100)
     assert long["state"] == "failed"
     assert "102 tokens" in long["error"]
@@ -161,7 +165,7 @@ def test_texts_that_cannot_be_analysed_fail_with_a_reason(running: Server) -> No
 
 
 def raw(running: Server, *parts: bytes) -> bytes:
-    """What the server answers to these very bytes."""
+    """Return the response to these bytes."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=20) as connection:
         answer = b""
         try:
@@ -169,12 +173,12 @@ def raw(running: Server, *parts: bytes) -> bytes:
                 connection.sendall(part)
             while piece := connection.recv(65536):
                 answer += piece
-        except ConnectionError:  # it has hung up on what was too much
+        except ConnectionError:  # the server closed the connection
             pass
         return answer
 
 
-def test_foreign_hosts_and_oversized_bodies_on_the_wire(running: Server) -> None:
+def test_foreign_hosts_and_large_bodies_in_raw_http(running: Server) -> None:
     close = b"Connection: close\r\n\r\n"
     assert raw(running, b"GET /health HTTP/1.1\r\nHost: evil.example\r\n" + close).startswith(
         b"HTTP/1.1 421 "
@@ -194,7 +198,7 @@ def test_foreign_hosts_and_oversized_bodies_on_the_wire(running: Server) -> None
 
 
 def held(running: Server) -> tuple[httpx.Client, str, psutil.Process]:
-    """A job that runs and cannot end: its worker is stopped in its tracks."""
+    """Return a running job that cannot end, because its worker is suspended."""
     worker = running.worker
     worker.suspend()
     client = running.http
@@ -204,44 +208,48 @@ def held(running: Server) -> tuple[httpx.Client, str, psutil.Process]:
     return client, name, worker
 
 
-def test_a_cancelled_analysis_ends_its_process_and_the_next_runs(running: Server) -> None:
+@pytest.mark.slow
+def test_cancellation_ends_the_worker(running: Server) -> None:
     client, name, worker = held(running)
     assert client.delete(f"/api/jobs/{name}").json()["state"] == "cancelled"
     assert client.get("/").status_code == 200
-    _, told = analyse(running, text=TEXT)
-    assert told["state"] == "done"
+    _, job = analyse(running, text=TEXT)
+    assert job["state"] == "done"
     assert not worker.is_running()
 
 
-def test_a_crash_of_the_worker_is_told_and_mended(running: Server) -> None:
+@pytest.mark.slow
+def test_a_crash_of_the_worker_fails_its_job(running: Server) -> None:
     _, name, worker = held(running)
     worker.kill()
-    told = running.finish(name)
-    assert "status -9" in told["error"]
+    job = running.finish(name)
+    assert "status -9" in job["error"]
     _, after = analyse(running, text=TEXT)
     assert after["state"] == "done"
 
 
-def test_a_server_that_is_killed_leaves_no_worker_and_a_token_guards_it() -> None:
-    with server(NORMSCOPE_TOKEN=TOKEN) as one:
-        assert one.url.endswith(f"/#token={TOKEN}")
-        with one.client() as client:
+@pytest.mark.slow
+def test_a_token_and_a_killed_server_without_leftover_worker() -> None:
+    with server(NORMSCOPE_TOKEN=TOKEN) as program:
+        assert program.url.endswith(f"/#token={TOKEN}")
+        with program.client() as client:
             assert client.get("/api/models").status_code == 401
-        with one.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        with program.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
             assert client.get("/api/models").status_code == 200
-        worker = one.worker
-        one.process.kill()
-        one.process.wait()
+        worker = program.worker
+        program.process.kill()
+        program.process.wait()
         assert not psutil.wait_procs([worker], timeout=10)[1]
 
 
-def test_ctrl_c_while_the_models_load_ends_everything() -> None:
+@pytest.mark.slow
+def test_ctrl_c_while_the_models_are_loaded() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "normscope", "serve", "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(normscope.__file__).parents[1])},
-        # A shell ignores Ctrl-C for what it runs in the background, and that is inherited.
+        # Background jobs of a shell ignore SIGINT, and child processes inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stderr is not None
@@ -262,7 +270,8 @@ def refused(*arguments: str) -> str:
     return str(done.stderr)
 
 
-def test_mistakes_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_wrong_options(tmp_path: Path) -> None:
     assert "--allow-remote" in refused("--host", "0.0.0.0")
     assert "up to 65535" in refused("--port", "99999")
     assert "--queue must be a number above 0" in refused("--queue", "0")
@@ -280,26 +289,8 @@ def test_mistakes_at_the_start(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_without_the_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("normscope.serve.server")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert "pip install 'normscope[serve]'" in refused()
-
-
-def test_the_documented_settings_are_the_real_ones() -> None:
-    # The page of the docs has a table of limits; what it says is what a server starts with.
-    from normscope.serve.settings import Settings
-
-    text = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
-    settings = Settings()
-    told = {
-        "max-length": settings.max_length,
-        "time-limit": f"{settings.time_limit:g}",
-        "queue": settings.queue,
-        "rate": settings.rate,
-        "port": settings.port,
-    }
-    for option, value in told.items():
-        assert f"`--{option}` | {value} " in text, option
-    assert json.dumps(settings.in_flight) in text

@@ -5,54 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from normscope.cli.options import CommandArguments, CommonOptions, command, option, shared
+from normscope.cli.options import CommandArguments, command, shared
 from normscope.errors import MissingExtraError
+from normscope.serve.settings import ServeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments(CommandArguments):
     """The options of `normscope serve`."""
 
-    model: list[str] | None = option(
-        None,
-        help="A folder or hub name that users of the page may choose. May be given several "
-        "times. No other model is ever loaded. Default: the default model.",
-        metavar="NAME",
-    )
-    port: int = option(8765, help="The port to listen on; 0: any free port.", metavar="N")
-    host: str = option("127.0.0.1", help="The address to listen on.", metavar="ADDRESS")
-    allow_remote: bool = option(False, help="Allow requests from other machines with the token.")
-    allow_host: list[str] | None = option(
-        None,
-        help="Another host name under which browsers may reach this server. May be given "
-        "several times.",
-        metavar="NAME",
-    )
-    token: str | None = option(
-        None,
-        help="A secret that every request must contain. Default: none, or a random one with "
-        "--allow-remote.",
-        metavar="TOKEN",
-        envvar="NORMSCOPE_TOKEN",
-    )
-    max_length: int = option(256, help="The largest number of tokens in a text.", metavar="N")
-    time_limit: float = option(
-        60.0, help="Stop an analysis after so many seconds.", metavar="SECONDS"
-    )
-    queue: int = option(16, help="The largest number of waiting analyses.", metavar="N")
-    rate: int = option(
-        120, help="The largest number of analyses per minute and client.", metavar="N"
-    )
-    device: str | None = shared(CommonOptions, "device")
-    dtype: str | None = shared(CommonOptions, "dtype")
+    models: list[str] = shared(ServeSettings, "models")
+    port: int = shared(ServeSettings, "port")
+    host: str = shared(ServeSettings, "host")
+    allow_remote: bool = shared(ServeSettings, "allow_remote")
+    allow_host: list[str] = shared(ServeSettings, "allow_host")
+    token: str | None = shared(ServeSettings, "token")
+    max_length: int = shared(ServeSettings, "max_length")
+    time_limit: float = shared(ServeSettings, "time_limit")
+    queue: int = shared(ServeSettings, "queue")
+    rate: int = shared(ServeSettings, "rate")
+    device: str | None = shared(ServeSettings, "device")
+    dtype: str | None = shared(ServeSettings, "dtype")
 
     def for_python(self) -> dict[str, Any]:
         """Return the fields of the server's settings."""
-        return self.keywords(
-            *("model", "allow_host"),
-            models=tuple(self.model or (None,)),
-            names=tuple(self.allow_host or ()),
-        )
+        return self.keywords(models=tuple(self.models), allow_host=tuple(self.allow_host))
 
 
 @command
@@ -73,9 +50,7 @@ def serve(arguments: ServeArguments) -> None:
     Exit status:
       0 stopped by Ctrl-C or SIGTERM, 1 unexpected error, 2 usage error
     """  # noqa: D301
-    from normscope.serve.settings import Settings
-
-    settings = Settings(**arguments.for_python())
+    settings = ServeSettings(**arguments.for_python())
     try:
         from normscope.serve.server import serve as run
     except ModuleNotFoundError as missing:

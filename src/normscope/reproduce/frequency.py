@@ -1,4 +1,4 @@
-"""Frequency ranks, published beside measured, whichever ranks were used."""
+"""Correlations with frequency ranks, which come from one or two sources."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normscope.measures.statistics import Table
-from normscope.reproduce.exhibits import ANALYSES, table_of
-from normscope.reproduce.measure import Measured
+from normscope.reproduce.exhibits import ANALYSES, figure_of, table_of
+from normscope.reproduce.measurements import Measurements
+from normscope.show import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,30 +20,35 @@ NAMES = {"alpha": "α", "transformed_norm": "‖f(x)‖", **ANALYSES}
 
 
 def frequency_table(
-    measured: Measured, told: Mapping[str, Sequence[float]], kinds: Sequence[str]
+    measurements: Measurements,
+    published: Mapping[str, Sequence[float]],
+    populations: Sequence[str] = ("all tokens",),
 ) -> Table:
-    """ρ of each quantity: published, and measured with each kind of ranks."""
+    """Return published ρ next to measured ρ, with a column for each source of ranks.
+
+    Args:
+        measurements: The numbers of a run.
+        published: For each quantity its published ρ, one for each population.
+        populations: What the ρ are taken over: all tokens, or also all but special ones.
+    """
     rows = []
-    for name, values in told.items():
-        for kind, column, value in zip(kinds, COLUMNS, values, strict=False):
-            row: dict[str, Any] = {"ρ of the rank with": NAMES[name], "over": kind}
+    for name, values in published.items():
+        for population, column, value in zip(populations, COLUMNS, values, strict=False):
+            row: dict[str, Any] = {"ρ of the rank with": NAMES[name], "over": population}
             row["published"] = value
-            for table, where in measured.ranks.items():
-                found = {one["of"]: one[column] for one in measured[table].rows()}
-                row[f"measured, {where}"] = found.get(name)
+            for table, source in measurements.ranks.items():
+                measured = {entry["of"]: entry[column] for entry in measurements[table].rows()}
+                row[f"measured, {source}"] = measured.get(name)
             rows.append(row)
     return table_of(rows)
 
 
-def frequency_figure(measured: Measured, names: Sequence[str]) -> Figure:
-    """A point for each rank."""
-    from normscope.show import plots
-
-    table = measured["frequency_points"]
-    there = [name for name in names if name in table.columns]
-    axes = plots.frequency(table, there)
-    for ax, name in zip(np.ravel(axes), there, strict=True):
+def frequency_figure(measurements: Measurements, names: Sequence[str]) -> Figure:
+    """Draw quantities against the frequency rank, with a point for each rank."""
+    table = measurements["frequency_points"]
+    present = [name for name in names if name in table.columns]
+    axes = plots.frequency(table, present)
+    for ax, name in zip(np.ravel(axes), present, strict=True):
         if name in ANALYSES:
             ax.set_ylabel(f"mixing ratio, {ANALYSES[name]}")
-    found: Figure = np.ravel(axes)[0].figure
-    return found
+    return figure_of(axes)

@@ -1,75 +1,75 @@
-"""The translation experiment of the 2020 paper, whose scripts live beside the package."""
+"""The translation experiment of the 2020 paper, whose scripts are outside the package."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError, MissingExtraError
+from normscope.reproduce.options import NMT, ReproduceOptions
 
-NAME = "emnlp2020-nmt"
 SCRIPTS = "experiments.nmt.reproduce"
+PACKAGES = ("matplotlib", "sacrebleu", "sacremoses")
 
 
-def scripts() -> Any:
-    """The module that trains and measures; it is part of the source tree, not of the package."""
-    root = Path(__file__).parents[3]  # of a clone, where the package lies in src/
+def load_scripts() -> Any:
+    """Return the module that trains and measures; only the source tree has it."""
+    root = Path(__file__).parents[3]  # of a clone, in which the package is in src/
     if (root / "experiments" / "nmt").is_dir() and str(root) not in sys.path:
         sys.path.append(str(root))
-    for package in ("matplotlib", "sacrebleu", "sacremoses"):  # some are used hours later only
+    for package in PACKAGES:  # checked now, since some are needed only after hours of training
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "experiments")
     try:
         return importlib.import_module(SCRIPTS)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or not missing.name.startswith("experiments"):
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("experiments"):
             raise
         raise InputError(
-            f"{NAME} trains a translation model; its scripts are in the folder experiments of "
-            "normscope's source tree, not in the installed package: clone the repository and run "
-            "the command there"
+            f"{NMT} trains translation models with scripts that are not part of the installed "
+            "package; clone the repository of normscope and run the command there"
         ) from None
 
 
-def reproduce_nmt(
-    data: Sequence[Path],
-    valid: Sequence[Path],
-    gold: Sequence[Path],
-    output: Path | None,
-    *,
-    recipe: str = "released",
-    minutes: float | None = None,
-    steps: int | None = None,
-    seed: int = 1,
-    device: str | None = None,
-) -> Path:
-    """Prepare, train both directions, measure; what is there already is not made again."""
-    if len(gold) != 3 or not data or not valid or output is None:
-        raise InputError(
-            f"{NAME} needs --data and --valid (German and English file, or TSV), --gold three "
-            "times (German text, English text, links) and --output"
-        )
-    if not (minutes or steps):
-        raise InputError(f"{NAME} trains until --minutes (for each direction) or --steps are over")
-    for file in (*data, *valid, *gold):
-        if not file.is_file():
-            raise InputError(f"there is no file {file}")
-    module = scripts()
-    if recipe not in module.RECIPES:
-        raise InputError(f"unknown recipe {recipe!r}; valid: {', '.join(module.RECIPES)}")
-    tables: Path = module.run(
-        train_files=list(data),
-        valid_files=list(valid),
-        gold=list(gold),
-        output=output,
-        recipe=recipe,
-        minutes=minutes,
-        steps=steps,
-        seed=seed,
-        device=device,
+def reproduce_nmt(options: ReproduceOptions) -> Path:
+    """Prepare the data, train both directions, measure, and return the path of the tables.
+
+    Steps whose output exists already are skipped.
+    """
+    _check(options)
+    scripts = load_scripts()
+    if options.recipe not in scripts.RECIPES:
+        raise InputError(f"unknown recipe {options.recipe!r}; valid: {', '.join(scripts.RECIPES)}")
+    tables: Path = scripts.run(
+        train_files=list(options.data),
+        valid_files=list(options.valid),
+        gold=list(options.gold),
+        output=options.output,
+        recipe=options.recipe,
+        minutes=options.minutes,
+        steps=options.steps,
+        seed=options.seed,
+        device=options.device,
     )
     return tables
+
+
+def _check(options: ReproduceOptions) -> None:
+    if options.restart:
+        raise InputError(
+            f"{NMT} has no --restart, because it would delete the result of hours of training; to "
+            "start again, give another --output or delete the folder"
+        )
+    if len(options.gold) != 3 or not options.data or not options.valid or options.output is None:
+        raise InputError(
+            f"{NMT} needs --data and --valid (a German and an English file, or a TSV file), --gold "
+            "three times (German text, English text, links) and --output"
+        )
+    if not (options.minutes or options.steps):
+        raise InputError(f"{NMT} needs --minutes (of training for each direction) or --steps")
+    for file in (*options.data, *options.valid, *options.gold):
+        if not file.is_file():
+            raise InputError(f"there is no file {str(file)!r}")

@@ -1,35 +1,28 @@
-"""The experiments by name, and running one of them."""
+"""Run an experiment by its name."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from normscope.errors import InputError
 from normscope.reproduce import emnlp2020, emnlp2021, iclr2024
 from normscope.reproduce.exhibits import Report
-from normscope.reproduce.measure import Request
+from normscope.reproduce.measure import CorpusExperiment
+from normscope.reproduce.options import ReproduceOptions
 from normscope.reproduce.report import write
 
-# Another experiment is another line: a name, and a function from what was asked for to its report.
-EXPERIMENTS: dict[str, Callable[[Request], Report]] = {
-    "emnlp2020-bert": emnlp2020.EXPERIMENT,
-    "emnlp2021": emnlp2021.EXPERIMENT,
-    "iclr2024": iclr2024.EXPERIMENT,
+EXPERIMENTS: dict[str, CorpusExperiment] = {
+    experiment.name: experiment
+    for experiment in (emnlp2020.EXPERIMENT, emnlp2021.EXPERIMENT, iclr2024.EXPERIMENT)
 }
 
 
-def reproduce(experiment: str, request: Request) -> Report:
-    """Make every table and figure of an experiment, and write them where that is asked for.
+def reproduce(experiment: str, options: ReproduceOptions) -> Report:
+    """Reproduce the tables and figures of an experiment, and write them to `options.output`.
 
-    An interrupted run in the same folder is continued; a finished one is read and told again.
+    In the same folder, an interrupted run is continued and a finished one is read.
     """
-    try:
-        make = EXPERIMENTS[experiment]
-    except KeyError:
-        raise InputError(
-            f"there is no experiment {experiment!r}; there are: {', '.join(EXPERIMENTS)}"
-        ) from None
-    report = make(request)
-    if request.output is not None:
-        write(report, request.output)
+    if experiment not in EXPERIMENTS:
+        raise InputError(f"there is no experiment {experiment!r}; valid: {', '.join(EXPERIMENTS)}")
+    report = EXPERIMENTS[experiment](options)
+    if options.output is not None:
+        write(report, options.output)
     return report

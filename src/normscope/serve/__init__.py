@@ -1,14 +1,17 @@
-"""The local web app: `normscope serve`. Needs the extra `serve`.
+"""The local web app, `normscope serve`. It needs the extra `serve`.
 
-A page with a form, and an API beside it; analyses run one after another in a process of their own.
+The server offers a page with a form and an HTTP API. Analyses run one at a time in a separate
+process, so the server always responds.
 
-    settings   what the server was told at its start
-    frames     what server and worker say to each other
-    worker     the process that holds the models (run as a program)
-    process    that process, seen from the server: start, ask, kill
-    jobs       the queue, the time limit, cancellation, and what is kept of finished jobs
-    limits     how often and how much a client may ask
-    guard      who may ask at all: Host, Origin, token; and the headers of every answer
+    settings   options and limits of the server
+    frames     messages between the server and the worker process
+    worker     the worker process, which holds the models (run as a program)
+    process    start, ask and kill the worker process from the server
+    jobs       the queue: time limit, cancellation and stored results
+    limits     request rates per client
+    errors     error responses
+    guard      access checks (Host, Origin, token) and response headers
+    requests   read and check request bodies
     app        the routes
-    server     sockets, signals and the start of it all
+    server     socket, signals, start and shutdown
 """

@@ -1,27 +1,31 @@
-"""The routes: the page and its files, and the API that the page uses."""
+"""Routes of the web app: the page, its files, and the API."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from importlib import resources
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from normscope import __version__
-from normscope.decomposition.attention import HEADS
-from normscope.decomposition.scopes import HEAD_MAPS as MAPS
-from normscope.serve.guard import RESULT_POLICY, Guard, Refusal, busy, client, too_often
-from normscope.serve.jobs import Job, Jobs, QueueFull, Unavailable
-from normscope.serve.limits import Rate
-from normscope.serve.settings import Settings
+from normscope.serve.errors import (
+    handle_http_error,
+    handle_unexpected,
+    too_many_requests,
+    unavailable,
+)
+from normscope.serve.guard import RESULT_POLICY, Guard, client_address
+from normscope.serve.jobs import AnalysisJob, JobQueue, QueueFull, Unavailable
+from normscope.serve.limits import RateLimit
+from normscope.serve.requests import check_analysis, read_json
+from normscope.serve.settings import ServeSettings
 
+# Starlette's StaticFiles takes media types from the system's tables, which may be wrong; a browser
+# that is told "nosniff" then refuses the script.
 STATIC = {
     "index.html": "text/html; charset=utf-8",
     "app.js": "text/javascript; charset=utf-8",
@@ -34,12 +38,11 @@ FORMATS = {
     "json": "application/json",
     "csv": "text/csv; charset=utf-8",
 }
-BODY_SECONDS = 10.0  # in which a request has to be complete
-LONGEST_WAIT = 20.0  # seconds that a question for a job's state may be kept open
+LONGEST_WAIT = 20.0  # seconds for which a request may wait for a job to change
 
 
-def create_app(settings: Settings, jobs: Jobs) -> ASGIApp:
-    """The ASGI app; who made `jobs` starts and closes them."""
+def create_app(settings: ServeSettings, jobs: JobQueue) -> ASGIApp:
+    """Return the ASGI application; the caller starts and closes `jobs`."""
     routes = _Routes(settings, jobs)
 
     app = Starlette(
@@ -55,21 +58,17 @@ def create_app(settings: Settings, jobs: Jobs) -> ASGIApp:
             Route("/api/jobs/{id}/page", routes.page),
             Route("/api/jobs/{id}/result.{kind}", routes.download),
         ],
-        exception_handlers={
-            Refusal: _refused,
-            HTTPException: _http_error,
-            Exception: _unexpected,
-        },
+        exception_handlers={HTTPException: handle_http_error, Exception: handle_unexpected},
     )
-    app.router.redirect_slashes = False  # a name with a slash too many is no name here
+    app.router.redirect_slashes = False  # a path with an additional slash does not exist
     return Guard(app, settings)
 
 
 class _Routes:
-    def __init__(self, settings: Settings, jobs: Jobs) -> None:
+    def __init__(self, settings: ServeSettings, jobs: JobQueue) -> None:
         self.settings, self.jobs = settings, jobs
-        # A few at once, as a person may ask who compares two sentences; then the rate.
-        self._rate = Rate(settings.rate / 60, max(5.0, settings.rate / 6))
+        # A user who compares sentences asks for several analyses in a row.
+        self._rate = RateLimit(settings.rate / 60, max(5.0, settings.rate / 6))
         folder = resources.files("normscope.serve").joinpath("static")
         self._static = {name: folder.joinpath(name).read_bytes() for name in STATIC}
 
@@ -79,20 +78,22 @@ class _Routes:
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
         if name not in self._static:
-            raise Refusal(404, "there is no such file")
+            raise HTTPException(404, "there is no such file")
         return Response(self._static[name], media_type=STATIC[name])
 
     async def health(self, request: Request) -> Response:
-        ready = self.jobs.ready
-        told = {"status": "ok" if ready else "starting", "version": __version__}
-        return JSONResponse(told, 200 if ready else 503, None if ready else {"Retry-After": "5"})
+        if self.jobs.ready:
+            return JSONResponse({"status": "ok", "version": __version__})
+        return JSONResponse(
+            {"status": "starting", "version": __version__}, 503, {"Retry-After": "5"}
+        )
 
     async def session(self, request: Request) -> Response:
         guard: Guard = request.scope["guard"]
-        token = (await self._json(request)).get("token")
+        token = (await read_json(request, self.settings.body)).get("token")
         if not isinstance(token, str):
-            raise Refusal(400, 'give {"token": "…"}')
-        guard.check(request, token)
+            raise HTTPException(400, 'the request must be {"token": "…"}')
+        guard.check_token(request, token)
         response = JSONResponse({"status": "ok"})
         guard.open_session(response)
         return response
@@ -102,17 +103,18 @@ class _Routes:
         return JSONResponse({"models": list(self.jobs.models.values()), "limits": limits})
 
     async def submit(self, request: Request) -> Response:
-        if wait := self._rate.wait(client(request)):
-            raise too_often(wait)
-        asked = self._checked(await self._json(request))
+        if wait := self._rate.wait(client_address(request)):
+            raise too_many_requests(wait)
+        fields = await read_json(request, self.settings.body)
+        analysis = check_analysis(fields, self.jobs.models)
         try:
-            job = self.jobs.submit(asked)
+            job = self.jobs.submit(analysis)
         except QueueFull:
-            raise busy(
-                f"{self.settings.queue} analyses wait already; ask again in 2 seconds"
+            raise unavailable(
+                f"{self.settings.queue} analyses are already waiting; try again in 2 seconds"
             ) from None
-        except Unavailable as problem:
-            raise busy(str(problem)) from None
+        except Unavailable as error:
+            raise unavailable(str(error)) from None
         return JSONResponse(self.jobs.describe(job), 202)
 
     async def state(self, request: Request) -> Response:
@@ -120,11 +122,11 @@ class _Routes:
         query = request.query_params
         if "wait" in query:
             try:
-                seconds, seen = float(query["wait"]), int(query.get("position", "0"))
+                seconds, position = float(query["wait"]), int(query.get("position", "0"))
             except ValueError:
-                raise Refusal(400, "wait and position are numbers") from None
-            seconds = min(max(seconds, 0.0), LONGEST_WAIT) if seconds == seconds else 0.0
-            await self.jobs.wait(job, (query.get("state", job.state), seen), seconds)
+                raise HTTPException(400, "wait and position must be numbers") from None
+            seconds = min(max(0.0, seconds), LONGEST_WAIT)  # 0.0 if it is NaN
+            await self.jobs.wait(job, (query.get("state", job.state), position), seconds)
         return JSONResponse(self.jobs.describe(job))
 
     async def cancel(self, request: Request) -> Response:
@@ -133,112 +135,37 @@ class _Routes:
         return JSONResponse(self.jobs.describe(job))
 
     async def page(self, request: Request) -> Response:
-        return _file("html", self._finished(request).files["html"], attachment=False)
+        return _file_response("html", self._finished_job(request).files["html"], attachment=False)
 
     async def download(self, request: Request) -> Response:
         kind = request.path_params["kind"]
         if kind not in FORMATS:
-            raise Refusal(404, f"a result is had as {', '.join(FORMATS)}")
-        job = self._finished(request)
+            raise HTTPException(404, f"the format must be one of: {', '.join(FORMATS)}")
+        job = self._finished_job(request)
         try:
             data = job.files.get(kind) or await self.jobs.convert(job, kind)
-        except Unavailable as problem:
-            raise busy(str(problem)) from None
-        return _file(kind, data, attachment=True)
+        except Unavailable as error:
+            raise unavailable(str(error)) from None
+        return _file_response(kind, data, attachment=True)
 
-    # ---- what a request says
-
-    def _job(self, request: Request) -> Job:
+    def _job(self, request: Request) -> AnalysisJob:
         job = self.jobs.get(request.path_params["id"])
         if job is None:
-            raise Refusal(404, "there is no such job, or it is no longer kept; analyse again")
+            raise HTTPException(
+                404, "there is no such job, or it is no longer stored; submit the analysis again"
+            )
         return job
 
-    def _finished(self, request: Request) -> Job:
+    def _finished_job(self, request: Request) -> AnalysisJob:
         job = self._job(request)
         if job.state != "done":
-            raise Refusal(404, f"this job has no result: it is {job.state}")
-        job.read = True
+            raise HTTPException(404, f"this job has no result: it is {job.state}")
+        job.fetched = True
         return job
 
-    async def _json(self, request: Request) -> dict[str, Any]:
-        """The body, which is a JSON object within the limits."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise Refusal(415, f"send application/json, not {kind[:60] or 'nothing'!r}")
-        limit = self.settings.body
-        too_large = Refusal(413, f"a request may have {limit} bytes", {"Connection": "close"})
-        length = request.headers.get("content-length", "0")
-        if not length.isdecimal() or int(length[:20]) > limit:
-            raise too_large
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for chunk in request.stream():  # counted here too: it may come without length
-                    body += chunk
-                    if len(body) > limit:
-                        raise too_large
-            found = json.loads(body)
-            json.dumps(found, ensure_ascii=False).encode()
-        except TimeoutError:
-            raise Refusal(400, "the request was not complete in time") from None
-        except ClientDisconnect:
-            raise Refusal(400, "the request was not complete") from None
-        except UnicodeEncodeError:  # JSON may say it; no answer could repeat it
-            raise Refusal(400, "the request has half of a surrogate pair in its JSON") from None
-        except (ValueError, RecursionError):
-            raise Refusal(400, "the request is not valid JSON") from None
-        if not isinstance(found, dict):
-            raise Refusal(400, "the request is not a JSON object")
-        return found
 
-    def _checked(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The analysis asked for; every field of it is one that the worker may see."""
-        known = {"model", "text", "text_pair", "target", "maps", "heads"}
-        if unknown := sorted(set(given) - known):
-            raise Refusal(400, f"unknown: {', '.join(unknown)[:100]}; there is: {sorted(known)}")
-        models = self.jobs.models
-        name = given.get("model", next(iter(models)))
-        if not isinstance(name, str) or name not in models:
-            raise Refusal(400, f"this server has these models: {', '.join(models)}")
-        model = models[name]
-        texts = {key: given.get(key) for key in ("text", "text_pair", "target")}
-        for key, text in texts.items():
-            if text is not None and not isinstance(text, str):
-                raise Refusal(400, f"{key} is a string")
-            texts[key] = text if text is not None and text.strip() else None
-        if texts["text"] is None:
-            raise Refusal(400, "text is empty: give at least one word")
-        if model["target"] != (texts["target"] is not None):
-            needs = "needs a target, the text that its decoder reads"
-            raise Refusal(400, f"{name} {needs if model['target'] else 'takes no target'}")
-        maps, heads = given.get("maps", list(MAPS)), given.get("heads", "sum")
-        if not isinstance(maps, list) or not maps or not all(m in model["maps"] for m in maps):
-            raise Refusal(400, f"maps is a list of: {', '.join(model['maps'])}")
-        if heads not in HEADS:
-            raise Refusal(400, f"heads is one of: {', '.join(HEADS)}")
-        if heads == "each" and any(one not in MAPS for one in maps):
-            raise Refusal(400, f"single heads have these maps only: {', '.join(MAPS)}")
-        return {"model": name, **texts, "maps": list(dict.fromkeys(maps)), "heads": heads}
-
-
-def _file(kind: str, data: bytes, *, attachment: bool) -> Response:
+def _file_response(kind: str, data: bytes, *, attachment: bool) -> Response:
     headers = {"Content-Security-Policy": RESULT_POLICY}
     if attachment:
         headers["Content-Disposition"] = f'attachment; filename="normscope.{kind}"'
     return Response(data, media_type=FORMATS[kind], headers=headers)
-
-
-async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
-    return error.response()
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    headers = dict(error.headers or {})
-    return JSONResponse({"error": str(error.detail).lower()}, error.status_code, headers)
-
-
-async def _unexpected(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": "an unexpected error; the server's log says more"}, 500)

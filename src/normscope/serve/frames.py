@@ -1,7 +1,11 @@
-"""What server and worker say to each other: a JSON header, then named runs of bytes.
+"""Messages between the server and the worker process.
 
-A frame is the header's length (4 bytes, big-endian), the header, and the bytes it announces under
-"blobs". Nothing is pickled, so neither side can make the other run code.
+A frame is the length of its header (4 bytes, big-endian), the header in JSON, and the bytes that
+the header lists under "blobs". Nothing is unpickled, so neither process can run code in the other.
+
+Connections of `multiprocessing` are not used because they block: each read in the server would need
+a thread that cannot be cancelled, whereas asyncio's streams can wait for an answer and for
+cancellation at once.
 """
 
 from __future__ import annotations
@@ -18,21 +22,21 @@ LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class Frame:
-    """One message."""
+    """A message: a header of JSON values, and bytes by name."""
 
     header: Mapping[str, Any]
     blobs: Mapping[str, bytes] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        """The bytes that `read_frame` and `receive_frame` take apart."""
+        """Return the frame as bytes, for `read_frame` and `receive_frame`."""
         sizes = [[name, len(data)] for name, data in self.blobs.items()]
-        # ASCII, so that half a surrogate pair in somebody's text gets across and is refused there.
+        # ASCII, because UTF-8 cannot encode an unpaired surrogate in a user's text.
         header = json.dumps({**self.header, "blobs": sizes}).encode("ascii")
         return b"".join([LENGTH.pack(len(header)), header, *self.blobs.values()])
 
 
 def read_frame(file: BinaryIO) -> Frame | None:
-    """The next frame of a blocking file; None where it ends."""
+    """Read the next frame from a blocking file; return None at its end."""
     start = file.read(LENGTH.size)
     if len(start) < LENGTH.size:
         return None
@@ -41,7 +45,12 @@ def read_frame(file: BinaryIO) -> Frame | None:
 
 
 async def receive_frame(stream: StreamReader) -> Frame:
-    """The next frame; asyncio.IncompleteReadError where the other side has ended."""
-    size = LENGTH.unpack(await stream.readexactly(LENGTH.size))[0]
-    header = json.loads(await stream.readexactly(size))
-    return Frame(header, {name: await stream.readexactly(n) for name, n in header.pop("blobs")})
+    """Read the next frame from a stream.
+
+    Raises:
+        asyncio.IncompleteReadError: the stream has ended.
+    """
+    length = LENGTH.unpack(await stream.readexactly(LENGTH.size))[0]
+    header = json.loads(await stream.readexactly(length))
+    blobs = {name: await stream.readexactly(size) for name, size in header.pop("blobs")}
+    return Frame(header, blobs)

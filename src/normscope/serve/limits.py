@@ -1,4 +1,4 @@
-"""How often a client may ask: buckets that fill with time and are emptied by requests."""
+"""Request rates per client."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-CLIENTS = 1024  # whose buckets are remembered; beyond that, the longest silent are forgotten
+CLIENTS = 1024  # clients remembered; beyond that, the longest inactive ones are forgotten
 
 
-class Rate:
-    """`burst` requests at once, and `per_second` in the long run, for each client."""
+class RateLimit:
+    """A token bucket for each client.
+
+    Args:
+        per_second: Requests per second in the long run.
+        burst: Requests that may come at once.
+        clock: Returns the time in seconds.
+    """
 
     def __init__(
         self,
@@ -19,10 +25,11 @@ class Rate:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.per_second, self.burst, self._clock = per_second, burst, clock
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # what is left, when
+        # client -> (requests left, time at which that was so)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait(self, client: str, cost: float | int = 1.0) -> float:
-        """0 if the client may ask now, and it is counted; else seconds until it may."""
+        """Count a request and return 0.0 if it is allowed; else return the seconds to wait."""
         now = self._clock()
         left, then = self._buckets.pop(client, (self.burst, now))
         left = min(self.burst, left + (now - then) * self.per_second)

@@ -1,4 +1,4 @@
-"""The worker, seen from the server: start it, ask it, kill it."""
+"""The worker process, seen from the server: start it, ask it, kill it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from typing import Any
 import normscope
 from normscope.serve.frames import Frame, receive_frame
 
-# -P keeps the folder from which the server was started out of the worker's imports.
+# -P: the folder in which the server was started is not searched for modules.
 COMMAND = (sys.executable, "-P", "-m", "normscope.serve.worker")
 
 
 class WorkerEnded(Exception):
-    """The process is no more; `status` is its exit status, negative for a signal."""
+    """The process has ended; `status` is its exit status, negative for a signal."""
 
     def __init__(self, status: int | None) -> None:
-        super().__init__(f"the worker ended with status {status}")
+        super().__init__(f"the worker process ended with status {status}")
         self.status = status
 
 
-class Worker:
-    """One process; a new one takes its place when it has to be killed."""
+class WorkerProcess:
+    """A process that answers questions; after `kill` it can be started again.
+
+    Args:
+        configuration: The header of the first frame: models, device, dtype and limits.
+        command: The program to run.
+    """
 
     def __init__(self, configuration: Mapping[str, Any], command: Sequence[str] = COMMAND) -> None:
         self.configuration, self.command = configuration, tuple(command)
@@ -35,14 +40,15 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process's number while it runs."""
-        running = self._process is not None and self._process.returncode is None
-        return self._process.pid if running and self._process is not None else None
+        """The process id, or None if the process is not running."""
+        if self._process is None or self._process.returncode is not None:
+            return None
+        return self._process.pid
 
     async def start(self) -> Frame:
-        """Start the process and wait until it has loaded its models."""
+        """Start the process and return its first answer, which comes when the models are loaded."""
         if self._folder is None:
-            # The worker's own temporary files lie in here, and go even when it is killed.
+            # Temporary files of the worker go here, so that they are removed if it is killed.
             self._folder = tempfile.TemporaryDirectory(prefix="normscope-serve-")
         package = str(Path(normscope.__file__).parents[1])
         paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -59,7 +65,11 @@ class Worker:
         return await self.ask(Frame(self.configuration))
 
     async def ask(self, question: Frame) -> Frame:
-        """The answer to one question; `WorkerEnded` if none will come."""
+        """Send a question and return the answer.
+
+        Raises:
+            WorkerEnded: the process has ended without an answer.
+        """
         process = self._process
         assert process is not None
         assert process.stdin is not None
@@ -72,7 +82,7 @@ class Worker:
             raise WorkerEnded(await process.wait()) from None
 
     async def kill(self) -> None:
-        """End the process at once, whatever it does, and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         process = self._process
         if process is not None:
             if process.returncode is None:
@@ -80,7 +90,7 @@ class Worker:
             await process.wait()
 
     async def close(self) -> None:
-        """Kill it for good, and remove its temporary files."""
+        """Kill the process and remove its temporary files."""
         await self.kill()
         if self._folder is not None:
             self._folder.cleanup()

@@ -1,4 +1,4 @@
-"""The server as a program: its socket, its signals, its start and its end."""
+"""Run the server: its socket, its signals, its start and its shutdown."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from normscope.errors import InputError
 from normscope.serve.app import create_app
-from normscope.serve.jobs import Jobs
-from normscope.serve.settings import Settings
+from normscope.serve.jobs import JobQueue
+from normscope.serve.settings import ServeSettings
 
-HEAD_SECONDS = 10.0  # in which the head of a request has to come
-GRACE = 3  # seconds that answers in progress get when the server stops
+HEAD_SECONDS = 10.0  # time for the head of a request to arrive
+GRACE = 3  # seconds for open responses to finish when the server stops
 
 
-def serve(settings: Settings) -> None:
-    """Serve until SIGINT or SIGTERM."""
+def serve(settings: ServeSettings) -> None:
+    """Run the web app until SIGINT or SIGTERM."""
     listening = _listen(settings)
     settings = replace(settings, port=listening.getsockname()[1])
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        # uvicorn stops in order at either signal, then raises it once more for who else listens.
+        # After its own shutdown uvicorn raises the signal again, for other handlers.
         with suppress(KeyboardInterrupt):
             asyncio.run(_serve(settings, listening))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
         listening.close()
     print("normscope: stopped", file=sys.stderr)
 
@@ -41,42 +41,46 @@ def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-def _listen(settings: Settings) -> socket.socket:
-    """A listening socket; taken before the models are loaded, so that a mistake shows at once."""
+def _listen(settings: ServeSettings) -> socket.socket:
+    """Open the socket before the models are loaded, so that an error is reported at once."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         return socket.create_server(address[:2], family=family, backlog=256)
-    except OSError as problem:
+    except OSError as error:
         raise InputError(
             f"cannot listen on {settings.host} port {settings.port}: "
-            f"{problem.strerror or problem}; choose another --port, or end what uses it"
+            f"{error.strerror or error}; choose another --port, or stop the program that uses it"
         ) from None
 
 
-class Impatient(H11Protocol):
-    """A connection that is closed if no request comes: silent ones would keep others out."""
+class IdleTimeoutProtocol(H11Protocol):
+    """A connection that is closed if no request arrives.
+
+    uvicorn waits for the first request without a limit, and silent connections would use up the
+    permitted number.
+    """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.loop.call_later(HEAD_SECONDS, self._watch, None)
 
-    def _watch(self, last: Any) -> None:
-        """Close it if it is idle and has been since the `last` request was seen."""
+    def _watch(self, last_cycle: Any) -> None:
+        """Close the connection if it is idle and had no request since `last_cycle`."""
         if self.transport.is_closing():
             return
         idle = self.cycle is None or self.cycle.response_complete
-        if idle and self.cycle is last:
+        if idle and self.cycle is last_cycle:
             self.transport.close()
         else:
             self.loop.call_later(HEAD_SECONDS, self._watch, self.cycle)
 
 
 class _Server(uvicorn.Server):
-    """One that ends its jobs first, so that nobody is left waiting for an answer."""
+    """A server that ends its jobs before it waits for open responses."""
 
-    def __init__(self, config: uvicorn.Config, jobs: Jobs) -> None:
+    def __init__(self, config: uvicorn.Config, jobs: JobQueue) -> None:
         super().__init__(config)
         self._jobs = jobs
 
@@ -85,8 +89,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _serve(settings: Settings, listening: socket.socket) -> None:
-    jobs = Jobs(settings)
+async def _serve(settings: ServeSettings, listening: socket.socket) -> None:
+    jobs = JobQueue(settings)
     print("normscope: loading the models …", file=sys.stderr, flush=True)
     try:
         await jobs.start()
@@ -95,13 +99,13 @@ async def _serve(settings: Settings, listening: socket.socket) -> None:
             log_level="warning",
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # who asks is who connects, whatever a header says
-            http=Impatient,
+            proxy_headers=False,  # a header must not change a client's address
+            http=IdleTimeoutProtocol,
             ws="none",
             lifespan="off",
             timeout_keep_alive=5,
             timeout_graceful_shutdown=GRACE,
-            limit_concurrency=8 * settings.in_flight,  # connections; beyond, a bare 503
+            limit_concurrency=8 * settings.in_flight,  # of connections; above it, a plain 503
         )
         print(_welcome(settings, list(jobs.models)), file=sys.stderr, flush=True)
         await _Server(config, jobs).serve(sockets=[listening])
@@ -109,11 +113,11 @@ async def _serve(settings: Settings, listening: socket.socket) -> None:
         await jobs.close()
 
 
-def _welcome(settings: Settings, models: list[str]) -> str:
+def _welcome(settings: ServeSettings, models: list[str]) -> str:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    # After the #, where no server and no log gets to see it.
+    # Browsers do not send the part after #, so the token appears in no log.
     token = f"#token={settings.token}" if settings.token is not None else ""
     return (
         f"normscope: serving {', '.join(models)} at http://{host}:{settings.port}/{token}\n"
-        "normscope: Ctrl-C stops"
+        "normscope: press Ctrl-C to stop"
     )

@@ -1,10 +1,10 @@
-"""What the server was told at its start, checked before anything is loaded."""
+"""Options and limits of the server, checked before a model is loaded."""
 
 from __future__ import annotations
 
 import ipaddress
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from normscope.errors import InputError
@@ -14,52 +14,123 @@ SHORTEST_TOKEN = 16  # characters
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Every limit of the server."""
+class ServeSettings:
+    """Options and limits of the server.
 
-    models: tuple[str | None, ...] = (None,)  # None is the default model
-    device: str | None = None
-    dtype: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8765
-    token: str | None = None
-    allow_remote: bool = False
-    names: tuple[str, ...] = ()  # further names under which the server may be called
-    max_length: int = 256  # tokens of a text
+    Fields whose metadata have a "help" text are options of `normscope serve`. Where "option" is
+    present it is the option's name; otherwise the option is named after the field. "envvar" is an
+    environment variable that the option is read from.
+    """
+
+    models: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "option": "--model",
+            "metavar": "NAME",
+            "help": "A model that can be selected on the page: a folder, or a name on the Hugging "
+            "Face hub. Repeat the option for several models. Without it, the default model is "
+            "served. No other model is ever loaded.",
+        },
+    )
+    port: int = field(
+        default=8765,
+        metadata={"metavar": "N", "help": "Port to listen on; 0 selects a free port."},
+    )
+    host: str = field(
+        default="127.0.0.1", metadata={"metavar": "ADDRESS", "help": "Address to listen on."}
+    )
+    allow_remote: bool = field(
+        default=False,
+        metadata={"help": "Accept requests from other machines. They need the token."},
+    )
+    allow_host: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "metavar": "NAME",
+            "help": "Another host name under which browsers reach this server. Repeat the option "
+            "for several names.",
+        },
+    )
+    token: str | None = field(
+        default=None,
+        metadata={
+            "metavar": "TOKEN",
+            "envvar": "NORMSCOPE_TOKEN",
+            "help": "A secret that every client must send. With --allow-remote, a token is "
+            "generated if none is given.",
+        },
+    )
+    max_length: int = field(
+        default=256, metadata={"metavar": "N", "help": "Maximum number of tokens in a text."}
+    )
+    time_limit: float | int = field(
+        default=60.0,
+        metadata={"metavar": "SECONDS", "help": "Time after which an analysis is stopped."},
+    )
+    queue: int = field(
+        default=16, metadata={"metavar": "N", "help": "Maximum number of waiting analyses."}
+    )
+    rate: int = field(
+        default=120,
+        metadata={
+            "metavar": "N",
+            "help": "Maximum number of analyses that one client may request per minute.",
+        },
+    )
+    device: str | None = field(
+        default=None,
+        metadata={"metavar": "DEVICE", "help": "cpu, cuda, cuda:1, mps. Default: cpu."},
+    )
+    dtype: str | None = field(
+        default=None,
+        metadata={
+            "metavar": "DTYPE",
+            "help": "float64, float32, bfloat16, float16. Default: the dtype of the stored "
+            "weights.",
+        },
+    )
+
+    # Limits that the command line does not change.
     max_cells: int = 4_000_000  # numbers in all maps of one result
-    time_limit: float | int = 60.0  # seconds of one analysis
-    queue: int = 16  # analyses that wait
-    rate: int = 120  # analyses a minute and client
-    requests: int = 50  # of any kind, a second and client
-    in_flight: int = 128  # requests at once
-    body: int = 64 * 1024  # bytes of a request
-    kept: int = 32  # finished jobs
-    kept_bytes: int = 128 * 2**20
-    kept_seconds: float | int = 30 * 60.0
+    requests: int = 50  # requests of any kind per second and client
+    in_flight: int = 128  # simultaneous requests
+    body: int = 64 * 1024  # bytes in a request body
+    kept: int = 32  # finished jobs in memory
+    kept_bytes: int = 128 * 2**20  # total size of their files
+    kept_seconds: float | int = 30 * 60.0  # age of a finished job
 
     def __post_init__(self) -> None:
-        if not self.models:
-            raise InputError("no model to serve; leave --model out for the default model")
         for name in ("max_length", "time_limit", "queue", "rate", "kept"):
-            if not 0 < getattr(self, name) < inf:
+            value = getattr(self, name)
+            if not 0 < value < inf:
                 option = name.replace("_", "-")
-                raise InputError(f"--{option} must be a number above 0, not {getattr(self, name)}")
+                raise InputError(f"--{option} must be a number above 0, not {value}")
         if not 0 <= self.port <= 65535:
-            raise InputError(f"a port is a number up to 65535, not {self.port}; 0 takes a free one")
-        if self.token is not None and len(self.token) < SHORTEST_TOKEN:
             raise InputError(
-                f"the token is too short to be safe: give at least {SHORTEST_TOKEN} characters, "
-                "or leave it out and one is made"
+                f"--port must be a number up to 65535, not {self.port}; 0 selects a free port"
             )
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
-            raise InputError("the token has characters that no HTTP header carries: use ASCII")
+        self._check_token()
         if not self.local and not self.allow_remote:
             raise InputError(
-                f"--host {self.host} lets other machines reach the server; if that is wanted, say "
-                "so with --allow-remote, and whoever asks will need the token"
+                f"--host {self.host} makes the server reachable from other machines; if this is "
+                "intended, add --allow-remote; clients will then need the token"
             )
         if self.allow_remote and self.token is None:
             object.__setattr__(self, "token", secrets.token_urlsafe(24))
+
+    def _check_token(self) -> None:
+        if self.token is None:
+            return
+        if len(self.token) < SHORTEST_TOKEN:
+            raise InputError(
+                f"the token has {len(self.token)} characters, which is too short to be safe; give "
+                f"at least {SHORTEST_TOKEN} characters"
+            )
+        if not (self.token.isascii() and self.token.isprintable()):
+            raise InputError(
+                "the token contains characters that are not allowed in an HTTP header; use "
+                "printable ASCII characters"
+            )
 
     @property
     def local(self) -> bool:
@@ -70,12 +141,13 @@ class Settings:
         return address is not None and address.is_loopback
 
     def answers_to(self, host: str) -> bool:
-        """Whether a request's Host (without port, lower case) is a name of this server.
+        """Return whether a Host header (without port, in lower case) names this server.
 
-        A page from elsewhere that makes its own name point to this machine (DNS rebinding) comes
-        with that name. An address it cannot fake, so a server for other machines takes any.
+        In a DNS rebinding attack a foreign page points its own host name to this machine, and its
+        requests carry that name. It cannot do so with an IP address, so a server that is open to
+        other machines accepts any address.
         """
-        if host in LOOPBACK or host in {self.host.lower(), *map(str.lower, self.names)}:
+        if host in LOOPBACK or host in {self.host.lower(), *map(str.lower, self.allow_host)}:
             return True
         return not self.local and _address(host) is not None
 

@@ -1,13 +1,12 @@
-"""The process that holds the models and analyses, one text after the other.
+"""The worker process, which holds the models and runs one analysis at a time.
 
-The server runs it as a program. First comes a frame with the configuration, and the answer says
-which models were loaded; then one answer for every question. When the server is gone the standard
-input ends, and so does this process, in the middle of a computation if need be.
+The server runs this module as a program. The first frame on standard input is the configuration;
+its answer describes the loaded models. Every further frame is a question with one answer. When the
+server ends, so does standard input, and this process ends at once, even during a computation.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import queue
 import signal
@@ -21,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from normscope.decomposition.scopes import HEAD_MAPS, NAMES, SCOPES, Scope
 from normscope.errors import InputError, NormscopeError
 from normscope.serve.frames import Frame, read_frame
 
@@ -28,186 +28,196 @@ MEMORY = "512MB"  # for the largest arrays of a feed-forward map
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """One model that may be asked for."""
+class ServedModel:
+    """A model that clients can select."""
 
     name: str
     model: Any
     tokenizer: Any
     maps: tuple[str, ...]
     max_length: int
-    target: bool  # whether it is an encoder–decoder model
+    target: bool  # whether it is an encoder–decoder model, which reads a target too
 
-    def about(self) -> dict[str, Any]:
-        """What the page shows of it."""
-        from normscope.decomposition.scopes import SCOPES
-
+    def describe(self) -> dict[str, Any]:
+        """Return what the page needs to know about the model."""
+        scopes = [SCOPES[name] for name in self.maps]
         return {
             "name": self.name,
             "maps": list(self.maps),
-            "titles": {name: SCOPES[name].title for name in self.maps},
+            "titles": {scope.name: scope.title for scope in scopes},
+            "per_head": [scope.name for scope in scopes if scope.per_head],
+            "suggested": [scope.name for scope in scopes if _is_suggested(scope)],
             "max_length": self.max_length,
             "target": self.target,
         }
 
 
-def load(
+def _is_suggested(scope: Scope) -> bool:
+    """Return whether the page selects a map at first.
+
+    These are the weights, the norms, the attention block and the whole layer.
+    """
+    whole_layer = scope.end == "ff_norm" or (
+        scope.end == "ff_residual" and scope.ff_norm_before is True
+    )
+    return scope.per_head or scope.end == "norm" or whole_layer
+
+
+def load_models(
     names: list[str | None], device: str | None, dtype: str | None, max_length: int
-) -> dict[str, Loaded]:
-    """The models by the names that a request may use."""
+) -> dict[str, ServedModel]:
+    """Load models and return them by the names that requests use."""
     from normscope.decomposition.available import available
-    from normscope.models import identity
-    from normscope.models import load as load_model
+    from normscope.models import identity, load
     from normscope.text.limits import max_length_of
 
-    models: dict[str, Loaded] = {}
-    for given in names:
-        model, tokenizer = load_model(given, device=device, dtype=dtype)
+    models: dict[str, ServedModel] = {}
+    for source in names:
+        model, tokenizer = load(source, device=device, dtype=dtype)
         name = str(identity(model)["name"])
         if name in models:
-            raise InputError(f"two models are called {name!r}; serve one of them at a time")
-        has = {one for names in available(model).values() for one in names}
+            raise InputError(f"two of the models are named {name!r}; serve only one of them")
+        layer_maps = {scope for part in available(model).values() for scope in part}
         limit = max_length_of(model.config, tokenizer)
-        models[name] = Loaded(
+        models[name] = ServedModel(
             name,
             model,
             tokenizer,
-            ("attn_w", "attn_n", *(one for one in _order() if one in has)),
+            tuple(scope for scope in NAMES if scope in HEAD_MAPS or scope in layer_maps),
             min(max_length, limit or max_length),
             bool(getattr(model.config, "is_encoder_decoder", False)),
         )
     return models
 
 
-def _order() -> tuple[str, ...]:
-    from normscope.decomposition.scopes import NAMES
-
-    return tuple(name for name in NAMES if name not in ("attn_w", "attn_n"))
-
-
-def analyse(asked: Mapping[str, Any], models: Mapping[str, Loaded], max_cells: int) -> Frame:
-    """One result as an HTML page and as a safetensors file."""
+def analyse(request: Mapping[str, Any], models: Mapping[str, ServedModel], max_cells: int) -> Frame:
+    """Run an analysis and return its result as an HTML page and a safetensors file."""
     import normscope
     from normscope.show.page import page
 
-    chosen = models[asked["model"]]
-    _check_size(asked, chosen, max_cells)
+    served = models[request["model"]]
+    _check_size(request, served, max_cells)
     result = normscope.analyze(
-        chosen.model,
-        chosen.tokenizer,
-        asked["text"],
-        text_pair=asked["text_pair"],
-        target=asked["target"],
-        maps=asked["maps"],
-        heads=asked["heads"],
+        served.model,
+        served.tokenizer,
+        request["text"],
+        text_pair=request["text_pair"],
+        target=request["target"],
+        maps=request["maps"],
+        heads=request["heads"],
         memory=MEMORY,
     )
     with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
         file = Path(folder) / "result.safetensors"
         result.save(file)
         saved = file.read_bytes()
-    gap = max(result.error.values(), default=0.0)
-    about = {"signature": result.signature, "reconstruction_error": gap}
-    return Frame(about, {"html": page(result).encode(), "safetensors": saved})
+    error = max(result.error.values(), default=0.0)
+    return Frame(
+        {"signature": result.signature, "reconstruction_error": error},
+        {"html": page(result).encode(), "safetensors": saved},
+    )
 
 
-def _check_size(asked: Mapping[str, Any], chosen: Loaded, max_cells: int) -> None:
-    """Refuse what is too long, before the model sees it."""
-    from normscope.text.tokens import encode
-
-    def length(name: str, pair: str | None = None, *, as_target: bool = False) -> int:
-        encoded = encode(
-            chosen.tokenizer,
-            asked[name],
-            pair,
-            max_length=None,
-            truncate=False,
-            as_target=as_target,
-        )
-        if (count := len(encoded.ids)) > chosen.max_length:
-            raise InputError(
-                f"the {name} has {count} tokens, special tokens included, and this server takes "
-                f"at most {chosen.max_length}; shorten it"
-            )
-        return count
-
-    source = length("text", asked["text_pair"])
-    target = length("target", as_target=True) if asked["target"] is not None else 0
-    config = chosen.model.config.get_text_config()
+def _check_size(request: Mapping[str, Any], served: ServedModel, max_cells: int) -> None:
+    """Raise InputError if a text or the result is too long, before the model runs."""
+    source = _count_tokens(request, "text", served, pair=request["text_pair"])
+    target = 0
+    if request["target"] is not None:
+        target = _count_tokens(request, "target", served)
+    config = served.model.config.get_text_config()
     layers = getattr(config, "num_hidden_layers", 1) or 1
-    heads = (getattr(config, "num_attention_heads", 1) or 1) if asked["heads"] == "each" else 1
+    heads = (getattr(config, "num_attention_heads", 1) or 1) if request["heads"] == "each" else 1
     cells = source**2 + target**2 + source * target
-    cells *= layers * heads * len(asked["maps"])
+    cells *= layers * heads * len(request["maps"])
     if cells > max_cells:
         raise InputError(
-            f"the result would have {cells:,} numbers, and this server makes at most "
-            f"{max_cells:,}; choose fewer maps, sum the heads, or shorten the text"
+            f"the result would have {cells:,} numbers, and the limit of this server is "
+            f"{max_cells:,}; select fewer maps, sum the heads, or shorten the text"
         )
+
+
+def _count_tokens(
+    request: Mapping[str, Any], name: str, served: ServedModel, pair: str | None = None
+) -> int:
+    from normscope.text.tokens import encode
+
+    encoded = encode(
+        served.tokenizer,
+        request[name],
+        pair,
+        max_length=None,
+        truncate=False,
+        as_target=name == "target",
+    )
+    count = len(encoded.ids)
+    if count > served.max_length:
+        raise InputError(
+            f"the {name} has {count} tokens including special tokens, and this server takes at "
+            f"most {served.max_length}; shorten it"
+        )
+    return count
 
 
 def convert(kind: str, saved: bytes) -> Frame:
-    """A saved result as JSON or CSV."""
+    """Return a saved result as JSON or CSV."""
     import normscope
-    from normscope.results import files as export
+    from normscope.results.files import write
 
     with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
-        file = Path(folder) / "result.safetensors"
-        file.write_bytes(saved)
-        result = normscope.load(file)
-    if kind == "json":
-        return Frame({}, {"json": export.to_json(result)})
-    table = io.BytesIO()
-    export.write_csv(result, table)
-    return Frame({}, {"csv": table.getvalue()})
+        source = Path(folder) / "result.safetensors"
+        source.write_bytes(saved)
+        converted = source.with_suffix(f".{kind}")
+        write(normscope.load(source), str(converted))
+        return Frame({}, {kind: converted.read_bytes()})
 
 
 def main() -> None:
-    """Answer frames on standard input with frames on standard output."""
-    # Ctrl-C in a terminal reaches every process of the group; the server decides, not this one.
+    """Answer the frames on standard input with frames on standard output."""
+    # Ctrl-C in a terminal interrupts all processes; the server ends this one when it is ready.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what any library prints must not get between the frames
-    asked: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, asked), daemon=True).start()
-    configuration = asked.get().header
-    models: dict[str, Loaded] = {}
+    os.dup2(2, 1)  # prints of libraries go to standard error and not between the frames
+    questions: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, questions), daemon=True).start()
+    configuration = questions.get().header
+    models: dict[str, ServedModel] = {}
 
     def start() -> Frame:
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        wanted = ("models", "device", "dtype", "max_length")
-        models.update(load(*(configuration[name] for name in wanted)))
-        return Frame({"models": [model.about() for model in models.values()]})
+        arguments = [configuration[name] for name in ("models", "device", "dtype", "max_length")]
+        models.update(load_models(*arguments))
+        return Frame({"models": [served.describe() for served in models.values()]})
 
     _answer(answers, start)
     while True:
-        question = asked.get()
+        question = questions.get()
         if question.header["task"] == "analyse":
-            work = partial(analyse, question.header, models, configuration["max_cells"])
+            task = partial(analyse, question.header, models, configuration["max_cells"])
         else:
-            work = partial(convert, question.header["to"], question.blobs["safetensors"])
-        _answer(answers, work)
+            task = partial(convert, question.header["to"], question.blobs["safetensors"])
+        _answer(answers, task)
 
 
-def _answer(answers: BinaryIO, work: Callable[[], Frame]) -> None:
-    """Send what `work` gives, or what it says went wrong."""
+def _answer(answers: BinaryIO, task: Callable[[], Frame]) -> None:
+    """Send the result of a task, or its error."""
     try:
-        frame = work()
+        frame = task()
     except NormscopeError as error:
-        frame = Frame({"error": str(error), "mistake": True})
+        frame = Frame({"error": str(error)})
     except Exception as error:
         traceback.print_exc()
-        frame = Frame({"error": f"unexpected {type(error).__name__}", "mistake": False})
+        frame = Frame({"error": f"unexpected {type(error).__name__}"})
     answers.write(frame.pack())
     answers.flush()
 
 
-def _listen(file: BinaryIO, asked: queue.SimpleQueue[Frame]) -> None:
+def _listen(file: BinaryIO, questions: queue.SimpleQueue[Frame]) -> None:
     while (frame := read_frame(file)) is not None:
-        asked.put(frame)
-    os._exit(0)  # the server is gone: no answer is awaited, and nothing here needs closing
+        questions.put(frame)
+    os._exit(0)  # the server has ended; nothing here needs to be closed
 
 
 if __name__ == "__main__":

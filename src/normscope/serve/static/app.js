@@ -1,22 +1,22 @@
-// The form, the wait and the result. Text from outside is only ever set as text.
+// The form, the progress of an analysis, and its result. Text from outside is set as text only,
+// never as HTML.
 
 const FORMATS = { html: "HTML page", safetensors: "safetensors", json: "JSON", csv: "CSV" };
-// What is checked at first: the story from weights to norms to the block to the whole layer.
-const FIRST = ["attn_w", "attn_n", "attn_res_ln_n", "atb_ff_res_ln", "atb_ln_ff_res"];
 
 const $ = (id) => document.getElementById(id);
 const sleep = (seconds) => new Promise((done) => setTimeout(done, 1000 * seconds));
 
 let models = [];
 let limits = {};
-let job = null; // the one that is waited for
-let startedAt = 0; // when it began to run, by this page's clock
+let job = null; // the current job, as the server last described it
+let startedAt = 0; // when it began to run, by performance.now()
+let cancelled = false; // whether Cancel was pressed
 
 class Problem extends Error {
   constructor(message, status, wait) {
     super(message);
     this.status = status;
-    this.wait = wait; // seconds after which to ask again; 0 where that would not help
+    this.wait = wait; // seconds after which to try again; 0 if that would not help
   }
 }
 
@@ -25,14 +25,15 @@ async function call(path, options = {}) {
   try {
     response = await fetch(path, options);
   } catch {
-    throw new Problem("The server does not answer. Does it still run?", 0, 0);
+    throw new Problem("The server does not respond. Is it still running?", 0, 0);
   }
-  const told = await response.json().catch(() => ({}));
+  const answer = await response.json().catch(() => ({}));
   if (!response.ok) {
     const wait = Number(response.headers.get("Retry-After")) || 0;
-    throw new Problem(told.error || `The server says ${response.status}.`, response.status, wait);
+    const message = answer.error || `The server responded with status ${response.status}.`;
+    throw new Problem(message, response.status, wait);
   }
-  return told;
+  return answer;
 }
 
 function post(path, body) {
@@ -43,19 +44,19 @@ function post(path, body) {
   });
 }
 
-function say(message, wrong = false, where = $("status")) {
-  where.textContent = message;
-  where.classList.toggle("wrong", wrong);
+function say(message, isError = false, element = $("status")) {
+  element.textContent = message;
+  element.classList.toggle("wrong", isError);
 }
 
-// ---- the start
+// ---- start and login
 
 async function start() {
-  const given = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (given) {
-    history.replaceState(null, "", location.pathname); // out of sight, and out of bookmarks
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (token) {
+    history.replaceState(null, "", location.pathname); // keep the token out of bookmarks
     try {
-      await post("/api/session", { token: given });
+      await post("/api/session", { token });
     } catch (problem) {
       say(problem.message, true, $("login-status"));
     }
@@ -75,7 +76,7 @@ async function start() {
   $("ask").hidden = false;
   $("go").disabled = false;
   $("model").replaceChildren(...models.map((model) => new Option(model.name, model.name)));
-  chooseModel();
+  updateModel();
 }
 
 $("login").addEventListener("submit", async (event) => {
@@ -93,18 +94,18 @@ $("login").addEventListener("submit", async (event) => {
 
 // ---- the form
 
-function chosen() {
+function selectedModel() {
   return models[$("model").selectedIndex];
 }
 
-function chooseModel() {
-  const model = chosen();
+function updateModel() {
+  const model = selectedModel();
   $("target-field").hidden = !model.target;
   $("target").required = model.target;
   $("pair-field").hidden = model.target;
   $("text-label").textContent = model.target ? "Source" : "Text";
   $("hint").textContent =
-    `Up to ${model.max_length} tokens; an analysis may take ${limits.time_limit} seconds.`;
+    `At most ${model.max_length} tokens and ${limits.time_limit} seconds per analysis.`;
   $("maps").replaceChildren(
     ...model.maps.map((name) => {
       const label = document.createElement("label");
@@ -112,28 +113,29 @@ function chooseModel() {
       box.type = "checkbox";
       box.name = "maps";
       box.value = name;
-      box.checked = FIRST.includes(name);
+      box.checked = model.suggested.includes(name);
       label.append(box, ` ${model.titles[name] ?? name}`);
       label.title = name;
       return label;
     }),
   );
-  chooseHeads();
+  updateHeads();
 }
 
-function heads() {
+function selectedHeads() {
   return document.querySelector("input[name=heads]:checked").value;
 }
 
-function chooseHeads() {
+function updateHeads() {
+  const model = selectedModel();
   for (const box of $("maps").querySelectorAll("input")) {
-    box.disabled = heads() === "each" && !["attn_w", "attn_n"].includes(box.value);
+    box.disabled = selectedHeads() === "each" && !model.per_head.includes(box.value);
   }
 }
 
-$("model").addEventListener("change", chooseModel);
+$("model").addEventListener("change", updateModel);
 for (const radio of document.querySelectorAll("input[name=heads]")) {
-  radio.addEventListener("change", chooseHeads);
+  radio.addEventListener("change", updateHeads);
 }
 
 document.addEventListener("keydown", (event) => {
@@ -148,80 +150,78 @@ document.addEventListener("keydown", (event) => {
 $("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   if (job || $("go").disabled) return;
-  const model = chosen();
+  const model = selectedModel();
   const boxes = [...$("maps").querySelectorAll("input:checked:not(:disabled)")];
   if (!boxes.length) {
-    say("Choose at least one map.", true);
+    say("Select at least one map.", true);
     return;
   }
-  const asked = {
+  const analysis = {
     model: model.name,
     text: $("text").value,
     maps: boxes.map((box) => box.value),
-    heads: heads(),
+    heads: selectedHeads(),
   };
-  if (model.target) asked.target = $("target").value;
-  else if ($("pair").value.trim()) asked.text_pair = $("pair").value;
-  busy(true);
+  if (model.target) analysis.target = $("target").value;
+  else if ($("pair").value.trim()) analysis.text_pair = $("pair").value;
+  setBusy(true);
   say("Sending …");
   try {
-    await follow(await patiently(() => post("/api/jobs", asked)));
+    await follow(await withRetries(() => post("/api/jobs", analysis)));
   } catch (problem) {
     say(problem.message, true);
     if (problem.status === 401) await start();
   } finally {
     job = null;
-    busy(false);
+    setBusy(false);
   }
 });
 
-function busy(now) {
-  $("go").disabled = now;
-  $("cancel").hidden = !now;
-  $("progress").hidden = !now;
-  $("ask").setAttribute("aria-busy", String(now));
+function setBusy(busy) {
+  $("go").disabled = busy;
+  $("cancel").hidden = !busy;
+  $("progress").hidden = !busy;
+  $("ask").setAttribute("aria-busy", String(busy));
 }
 
-// ---- the wait
+// ---- progress
 
-let given_up = false; // Cancel was pressed before there was a job
-
-async function patiently(request) {
-  given_up = false;
+async function withRetries(request) {
+  cancelled = false;
   for (;;) {
     try {
       return await request();
     } catch (problem) {
-      if (!problem.wait || given_up) throw problem;
+      if (!problem.wait || cancelled) throw problem;
       say(`${problem.message} (trying again)`);
       await sleep(problem.wait);
-      if (given_up) throw new Problem("Cancelled.", 0, 0);
+      if (cancelled) throw new Problem("Cancelled.", 0, 0);
     }
   }
 }
 
-async function follow(told) {
-  job = told;
-  const clock = setInterval(tick, 250);
+async function follow(submitted) {
+  job = submitted;
+  const timer = setInterval(showProgress, 250);
   try {
     while (job.state === "queued" || job.state === "running") {
       startedAt = performance.now() - 1000 * job.seconds;
-      tick();
-      const seen = `wait=15&state=${job.state}&position=${job.position}`;
-      job = await patiently(() => call(`/api/jobs/${job.id}?${seen}`));
+      showProgress();
+      const query = `wait=15&state=${job.state}&position=${job.position}`;
+      job = await withRetries(() => call(`/api/jobs/${job.id}?${query}`));
     }
   } finally {
-    clearInterval(clock);
+    clearInterval(timer);
   }
-  if (job.state === "done") show(job);
+  if (job.state === "done") showResult(job);
   else if (job.state === "cancelled") say("Cancelled.");
   else say(job.error, true);
 }
 
-function tick() {
+function showProgress() {
   if (job.state === "running") {
     const seconds = (performance.now() - startedAt) / 1000;
-    say(`Running, ${seconds.toFixed(0)} of at most ${job.time_limit} seconds`);
+    say(`Running for ${seconds.toFixed(0)} of at most ${job.time_limit} seconds`);
   } else if (job.state === "queued") {
     const before = job.position === 1 ? "1 analysis" : `${job.position} analyses`;
     const reason = job.ready ? "" : " (the models are being loaded)";
@@ -230,7 +230,7 @@ function tick() {
 }
 
 async function cancel() {
-  given_up = true;
+  cancelled = true;
   if (!job) return;
   say("Cancelling …");
   await call(`/api/jobs/${job.id}`, { method: "DELETE" }).catch((problem) => {
@@ -240,14 +240,14 @@ async function cancel() {
 
 $("cancel").addEventListener("click", cancel);
 
-// Who leaves the page does not want the answer.
+// A user who leaves the page does not need the result.
 addEventListener("pagehide", () => {
   if (job) fetch(`/api/jobs/${job.id}`, { method: "DELETE", keepalive: true });
 });
 
 // ---- the result
 
-function show(done) {
+function showResult(done) {
   const base = `/api/jobs/${done.id}`;
   const links = Object.entries(FORMATS).map(([kind, name]) => {
     const link = document.createElement("a");
@@ -264,13 +264,14 @@ function show(done) {
       return item;
     }),
   );
-  // A new frame each time, so that the browser's Back does not step through old results.
+  // A new frame each time: a new address in the same frame would add a step to the history.
   const frame = $("view").cloneNode();
   frame.src = `${base}/page`;
   $("view").replaceWith(frame);
   $("result").hidden = false;
-  const gap = done.reconstruction_error.toExponential(1);
-  say(`Done in ${done.seconds.toFixed(1)} seconds; the parts add up to the model's output within ${gap}.`);
+  const error = done.reconstruction_error.toExponential(1);
+  const seconds = done.seconds.toFixed(1);
+  say(`Done in ${seconds} seconds. The parts add up to the model's output within ${error}.`);
   $("result").scrollIntoView({ block: "start" });
 }
 
