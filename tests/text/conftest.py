@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoTokenizer, EsmTokenizer, NllbTokenizer, PreTrainedTokenizerFast
 
 from normscope.models.default import default_model_path
+from tests.helpers.logs import messages  # noqa: F401 (a fixture)
 from tests.helpers.tokenizers import LETTERS, SPECIALS, reloaded
 
 
@@ -123,18 +122,3 @@ def slow_esm(tmp_path: Path) -> Any:
     pieces = ["<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERT", "<mask>"]
     (tmp_path / "vocab.txt").write_text("\n".join(pieces))
     return EsmTokenizer(str(tmp_path / "vocab.txt"))
-
-
-@pytest.fixture
-def messages() -> Iterator[list[str]]:
-    """What transformers logs, which does not reach the root logger."""
-    found: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    logger, listener = logging.getLogger("transformers"), Listener()
-    logger.addHandler(listener)
-    yield found
-    logger.removeHandler(listener)
