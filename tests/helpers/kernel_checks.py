@@ -172,12 +172,12 @@ def check_flash(
     inputs = ScoreInputs(query, key, scaling=size**-0.5, causal=causal, mask=mask)
     got = kernels.attention_lse(inputs)
     torch.testing.assert_close(got, lse.float(), rtol=2e-6, atol=5e-6)
-    lengths = kernels.flash_norms(inputs, got, factors)
-    assert (lengths[norms == 0] == 0).all()
-    torch.testing.assert_close(lengths, norms.float(), rtol=2e-5, atol=1e-6)
+    made = kernels.flash_norms(inputs, got, factors)
+    assert (made[norms == 0] == 0).all()
+    torch.testing.assert_close(made, norms.float(), rtol=2e-5, atol=1e-6)
     rows = slice(queries // 3, queries // 3 + max(queries // 2, 1))
     some = kernels.flash_norms(inputs, got, factors, rows)
-    torch.testing.assert_close(some, lengths[:, rows], rtol=2e-6, atol=1e-6)
+    torch.testing.assert_close(some, made[:, rows], rtol=2e-6, atol=1e-6)
 
 
 def close(got: Tensor, wanted: Tensor, name: str = "", at_least: float = 1e-300) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("triton", minversion="3.6")
 
-# In a process of its own: the interpreter is chosen when triton is imported.
-pytestmark = pytest.mark.slow  # Triton's interpreter takes its time
+pytestmark = pytest.mark.slow
 
+# In a process of its own: the interpreter is chosen when triton is imported.
 SCRIPT = """
 import torch, normscope
 from normscope.models.architectures import tiny_inputs, tiny_model

@@ -10,10 +10,10 @@ import torch
 
 from normscope.errors import ModelNotFoundError
 
-Loaded = TypeVar("Loaded")
+LoaderResult = TypeVar("LoaderResult")
 
 
-def attempt(source: str, function: Callable[..., Loaded], *arguments: Any) -> Loaded:
+def attempt(source: str, function: Callable[..., LoaderResult], *arguments: Any) -> LoaderResult:
     """Call a loader; turn its failure into a ModelNotFoundError that says what to do."""
     from safetensors import SafetensorError
 

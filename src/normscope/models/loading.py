@@ -76,15 +76,14 @@ def load(
     config = attempt(location, _load_config, location, pinned)
     if not Path(location).is_dir():
         pinned = commit = _commit_of(location, pinned)
-    model = attempt(location, _load_model, location, pinned, config, chosen_dtype)
+    model: Any = attempt(location, _load_model, location, pinned, config, chosen_dtype)
     reader = attempt(location, _load_tokenizer, location, pinned) if tokenizer else None
     # transformers keeps where a model came from in its config; `identity` reads it back.
     model.config._name_or_path = source.label
     model.config._commit_hash = commit
     if reader is not None:
         reader.name_or_path = source.label
-    placed: Any = model.to(chosen_device)
-    return placed.eval(), reader
+    return model.to(chosen_device).eval(), reader
 
 
 def resolve(

@@ -61,7 +61,8 @@ def _first_position(config: Any) -> int:
     ``padding_idx`` beside their ``position_embeddings``; one is built here, without memory for
     its weights, to read the index, because some models (MPNet) do not take it from the config.
     """
-    for embeddings in _embeddings_with_padding(type(config)):
+    config_class: type = type(config)
+    for embeddings in _embeddings_with_padding(config_class):
         try:
             with torch.device("meta"):
                 padding = embeddings(config).padding_idx

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
-Span = tuple[int, int]  # start and end in a text
+TextSpan = tuple[int, int]  # start and end in a text
 
 
 def group_pieces(
@@ -20,7 +20,7 @@ def group_pieces(
     Returns:
         The text of each piece, the index of the word that each belongs to, and the words.
     """
-    spans: list[Span] = [tuple(span) for span in encoding["offset_mapping"]]
+    spans: list[TextSpan] = [tuple(span) for span in encoding["offset_mapping"]]
     sources, word_ids = encoding.sequence_ids(0), encoding.word_ids(0)
     surface: list[str] = []
     word_of: list[int] = []
@@ -50,7 +50,7 @@ def group_pieces(
     return surface, word_of, words
 
 
-def _apart(text: str, previous: Span, current: Span) -> bool:
+def _apart(text: str, previous: TextSpan, current: TextSpan) -> bool:
     """Whether whitespace of the text lies between two neighbouring pieces.
 
     Needed where one word id covers the whole text (Llama, Gemma). The whitespace can lie between
