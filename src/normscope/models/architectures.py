@@ -100,12 +100,12 @@ _MIXED_LAYERS = _WINDOW | {
 }
 _QWEN = _LLAMA | _WINDOW | {"use_sliding_window": True, "max_window_layers": 1}
 _GEMMA = _LLAMA | _MIXED_LAYERS | {"query_pre_attn_scalar": 12}
-# The faster ways to run experts do not know float64.
+# The faster implementations of experts do not support float64.
 _MOE = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 _EXPERTS = _MOE | {"num_local_experts": 4}
 # Phi and StableLM normalise queries and keys as if the heads made up the hidden size.
 _NORMED_HEADS = _BERT | {"num_key_value_heads": 2, "qk_layernorm": True}
-# Values narrower than queries and keys, both made from a low-rank code.
+# Values are narrower than queries and keys, and both are computed from a low-rank code.
 _DEEPSEEK = _BERT | _MOE | {
     "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 8, "v_head_dim": 6, "attention_bias": True, "first_k_dense_replace": 1,
@@ -113,7 +113,7 @@ _DEEPSEEK = _BERT | _MOE | {
     "topk_group": 1,
 }  # fmt: skip
 
-# The two sides differ in depth, heads and width, so that taking one for the other shows.
+# The two sides differ in depth, heads and width, so that confusing them is noticed.
 _BART = _IDS | _POSITIONS | {
     "d_model": 32, "decoder_start_token_id": 2, "forced_eos_token_id": None,
     "scale_embedding": True,
@@ -144,7 +144,7 @@ _CLIP = _TWO_TOWERS | {"projection_dim": 16}
 _WAV2VEC2 = _IDS | _SIZES | {
     "conv_dim": [12, 16], "conv_kernel": [4, 3], "conv_stride": [3, 2], "conv_bias": True,
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-    # With "group" the convolutions would mix padding into real frames, and no mask is taken.
+    # With "group" the convolutions mix padding into real frames, and the model takes no mask.
     "feat_extract_norm": "layer",
 }  # fmt: skip
 

@@ -57,7 +57,7 @@ class FeedForward(Wiring):
     second: str
     activation: str  # a path, or transformers' name of a function that the code calls
     gate: str | None = None
-    packed: Literal["gate_first", "gate_last"] | None = None  # `first` returns both, in halves
+    packed: Literal["gate_first", "gate_last"] | None = None  # gate and first as halves of `first`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,14 +284,18 @@ def activation_of(layer: nn.Module, ff: FeedForward) -> Callable[[Tensor], Tenso
 def _present(layer: nn.Module, layout: Layout) -> Layout:
     """The layout without a cross-attention that the layer does not have, and without idle norms."""
 
-    def real(block: Any) -> Any:
+    def without_idle_norms(block: Any) -> Any:
         norms = [name for name in ("before", "branch", "after") if getattr(block, name)]
         idle = [n for n in norms if isinstance(part(layer, getattr(block, n)), nn.Identity)]
         return replace(block, **dict.fromkeys(idle))
 
     has_cross = layout.cross is not None and part(layer, layout.cross.module) is not None
-    cross = real(layout.cross) if has_cross else None
-    return replace(layout, attention=real(layout.attention), cross=cross, ff=real(layout.ff))
+    return replace(
+        layout,
+        attention=without_idle_norms(layout.attention),
+        cross=without_idle_norms(layout.cross) if has_cross else None,
+        ff=without_idle_norms(layout.ff),
+    )
 
 
 def _blocks(layout: Layout) -> list[Attention | FeedForward | Experts]:
