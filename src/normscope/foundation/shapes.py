@@ -1,8 +1,7 @@
-"""The names that shape annotations use: ``Float[Tensor, "batch head query key"]``.
+"""Names for shape annotations: ``Float[Tensor, "batch head query key"]``.
 
-With jaxtyping installed they are jaxtyping's, and the tests check every annotated call against
-them. Without it they stand for the array type alone, so that an annotation costs nothing and
-still means something when it is evaluated.
+With jaxtyping installed they are jaxtyping's, and the tests check every annotated call. Without it
+they stand for the array type alone, so that annotations cost nothing and can still be evaluated.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # To a type checker a shape is a remark on the array type; so it needs no jaxtyping either.
+    # To a type checker, a shape is a comment on the array type; it needs no jaxtyping either.
     from typing import Annotated as Bool
     from typing import Annotated as Float
     from typing import Annotated as Int

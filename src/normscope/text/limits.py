@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import functools
+import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from normscope.errors import InputError
@@ -14,16 +17,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
-# Families whose position table starts after the padding index: the first token of a text is at
-# position padding_idx + 1, so that many rows of the table are never used.
-_POSITIONS_AFTER_PADDING = re.compile(
-    "altclip_text_model|bridgetower_text_model|camembert|clap_text_model|data2vec-text|esm|ibert|"
-    "layoutlmv3|lilt|longformer|luke|markuplm|mpnet|(xlm-)?roberta(-xl|-prelayernorm)?|xmod"
-)
-
 # Where a config keeps the length of its position table, for text that is read and text that is
-# written. Never n_positions: T5's old config files carry one that the model does not have, and
-# where it is real (GPT-2, GPT-J) transformers also answers to max_position_embeddings.
+# written. n_positions is left out: T5's old config files carry one that the model does not have,
+# and where it is real (GPT-2, GPT-J) transformers also provides max_position_embeddings.
 _LIMITS = ("max_position_embeddings", "max_text_positions", "max_seq_len")
 _SOURCE_LIMITS = ("max_encoder_position_embeddings", *_LIMITS)
 _TARGET_LIMITS = ("max_decoder_position_embeddings", "max_target_positions", *_LIMITS)
@@ -32,11 +28,16 @@ _TARGET_LIMITS = ("max_decoder_position_embeddings", "max_target_positions", *_L
 def max_length_of(
     model_config: PreTrainedConfig, tokenizer: Tokenizer | None = None, *, as_target: bool = False
 ) -> int | None:
-    """The most tokens a text may have, special tokens included; None where nothing limits it.
+    """Return the most tokens a text may have, special tokens included; None if there is no limit.
 
-    The size of the position table, less the rows before the first position; for rotary and
-    sinusoidal positions the length the model was trained for. A tokenizer that asks for less is
-    believed. Models that only know relative distances (T5, BLOOM, XLNet) have no limit.
+    That is the size of the position table, less the rows before the first position; for rotary
+    and sinusoidal positions, the length that the model was trained for. A smaller limit of the
+    tokenizer counts too. Models with relative positions only (T5, BLOOM, XLNet) have no limit.
+
+    Args:
+        model_config: the configuration of the model.
+        tokenizer: its tokenizer.
+        as_target: the limit of the text that an encoder–decoder model writes.
     """
     config: Any = model_config
     for name in ("decoder" if as_target else "encoder", "text_config"):
@@ -44,16 +45,52 @@ def max_length_of(
         if hasattr(part := getattr(config, name, None), "model_type"):
             config = part
     names = _TARGET_LIMITS if as_target else _SOURCE_LIMITS
-    found = (getattr(config, name, None) for name in names)
-    limit = next((value for value in found if isinstance(value, int)), 0)
+    values = (getattr(config, name, None) for name in names)
+    limit = next((value for value in values if isinstance(value, int)), 0)
     if limit <= 0:  # XLNet says -1
         return None
-    if _POSITIONS_AFTER_PADDING.fullmatch(config.model_type):
-        # MPNet's padding index is fixed in its code, whatever its config says.
-        padding = None if config.model_type == "mpnet" else config.pad_token_id
-        limit -= (1 if padding is None else padding) + 1
-    # A tokenizer that knows no limit says int(1e30).
+    limit -= _first_position(config)
+    # A tokenizer without a limit says int(1e30).
     return int(min(limit, getattr(tokenizer, "model_max_length", None) or limit))
+
+
+def _first_position(config: Any) -> int:
+    """The row of the position table that a text's first token uses.
+
+    RoBERTa and its relatives count from the padding index on. Their embedding modules have a
+    ``padding_idx`` beside their ``position_embeddings``; one is built here, without memory for
+    its weights, to read the index, because some models (MPNet) do not take it from the config.
+    """
+    config_class: type = type(config)
+    for embeddings in _embeddings_with_padding(config_class):
+        try:
+            with torch.device("meta"):
+                padding = embeddings(config).padding_idx
+        except AttributeError:  # a module for another part of a composite model
+            continue
+        if padding is not None:
+            return int(padding) + 1
+    return 0
+
+
+@functools.cache
+def _embeddings_with_padding(config_class: type) -> tuple[type, ...]:
+    """The embedding classes, beside a config class of transformers, that have a padding index."""
+    name = config_class.__module__.replace(".configuration_", ".modeling_")
+    if name == config_class.__module__:  # not one of transformers' own
+        return ()
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return ()
+    classes = [c for c in vars(module).values() if inspect.isclass(c) and "__init__" in vars(c)]
+    return tuple(
+        c
+        for c in classes
+        if c.__module__ == name
+        and {"padding_idx", "position_embeddings"}
+        <= set(inspect.unwrap(c.__init__).__code__.co_names)
+    )
 
 
 def check_fits(
@@ -63,10 +100,11 @@ def check_fits(
     *,
     as_target: bool = False,
 ) -> None:
-    """Refuse a tokenizer that gives ids the model has no embedding for.
+    """Raise InputError for a tokenizer that gives ids the model has no embedding for.
 
-    With `encoded`, its ids (and token types) are checked: a tokenizer may know a few added tokens
-    that the model does not, as long as the text has none. Without, the tokenizer's vocabulary is.
+    With ``encoded``, its ids and token types are checked: a tokenizer may know a few added tokens
+    that the model does not, as long as the text has none of them. Without, the whole vocabulary
+    is checked.
     """
     table = embedding_table(model, as_target=as_target)
     if table is None:  # a model without token ids has nothing to compare
@@ -91,7 +129,7 @@ def check_fits(
 
 
 def embedding_table(model: PreTrainedModel, *, as_target: bool) -> Tensor | None:
-    """The token embeddings (id, hidden) of the side that reads the text, if the model has any."""
+    """Return the token embeddings (id, hidden) of the side that reads the text, or None."""
     part: Any = model
     if as_target and model.config.is_encoder_decoder and hasattr(model, "get_decoder"):
         part = model.get_decoder()
@@ -100,5 +138,5 @@ def embedding_table(model: PreTrainedModel, *, as_target: bool) -> Tensor | None
     except (AttributeError, NotImplementedError):
         return None
     weight = getattr(embedding, "weight", None)
-    # An image model's "input embeddings" is a convolution: four axes, and no ids.
+    # An image model's "input embeddings" are a convolution: four axes, and no ids.
     return weight if isinstance(weight, Tensor) and weight.ndim == 2 else None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from normscope.errors import ExactnessError, InputError
+from normscope.errors import InputError
 from normscope.measures.statistics import NAMES, Measurer, Row, StatisticSettings, choose
 from normscope.models.architectures import tiny_model
 from tests.helpers import tiny
