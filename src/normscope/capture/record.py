@@ -17,7 +17,7 @@ from normscope.foundation.shapes import Bool, Float
 AttentionKind = Literal["self", "cross"]
 # interface: by transformers' attention interface. watched: as a product of a softmax with values.
 # fused: as queries and keys of the model's own sdpa attention.
-AttentionPath = Literal["interface", "watched", "fused"]
+CapturePath = Literal["interface", "watched", "fused"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Capture:
     layer: int  # the number of this call among those of its kind in its stack, from 0
     step: int  # how often the stack had run before (decoding steps, earlier forward passes)
     kind: AttentionKind
-    path: AttentionPath  # how the call was recorded
+    path: CapturePath  # how the call was recorded
     weights: Float[Tensor, "batch head query key"] | Scores  # α, or what it is computed from
     value: Float[Tensor, "batch kv_head key head_size"]
     projection: Projection

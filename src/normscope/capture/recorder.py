@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.capture.inventory import Inventory
 from normscope.capture.projection import projection_of
-from normscope.capture.record import AttentionKind, AttentionPath, Capture
+from normscope.capture.record import AttentionKind, Capture, CapturePath
 from normscope.capture.scores import Scores
 from normscope.errors import UnsupportedModelError
 
@@ -27,7 +27,7 @@ class Pending:
     """An attention call whose output projection has not run yet."""
 
     module: nn.Module
-    path: AttentionPath
+    path: CapturePath
     weights: Tensor | Scores
     value: Tensor
     mixed: Tensor  # αv; (batch, query, head, e) from the interface, (…, query, e) when watched

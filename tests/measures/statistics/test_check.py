@@ -19,7 +19,7 @@ def test_a_wrong_number_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -
     from normscope.measures.statistics import batch
 
     member = vars(batch.Layer)[what]
-    right = member.fget if isinstance(member, property) else member.func
+    right: Any = member.fget if isinstance(member, property) else member.func
 
     def wrong(layer: Any) -> Any:
         made = right(layer)
