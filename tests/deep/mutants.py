@@ -11,9 +11,31 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "normscope"
+FOLDERS = ("decomposition", "kernels", "measures/statistics", "alignment")
 # Only Triton's interpreter or a GPU executes the one; the interpreter is too slow to run for each
 # mutant. The other draws pictures, and most of its numbers are sizes and places on a page.
 LEFT_OUT = ("kernels/triton", "alignment/plots.py")
+# The tests that are run on mutants. Tests that measure time, start processes or servers, or read
+# the project's files detect few of them.
+FILES = (
+    *("decomposition/test_attention.py", "decomposition/test_exactness.py"),
+    *("decomposition/test_layer.py", "decomposition/test_scopes.py"),
+    *("kernels/test_backend.py", "kernels/test_gram.py", "kernels/test_products.py"),
+    *("kernels/test_scratch.py", "engine/test_fused.py", "measures/test_analysis.py"),
+    *("measures/test_analysis_inputs.py", "measures/statistics/test_base.py"),
+    *("measures/statistics/test_batch.py", "measures/statistics/test_categories.py"),
+    *("measures/statistics/test_check.py", "measures/statistics/test_feedforward.py"),
+    *("measures/statistics/test_frequency.py", "measures/statistics/test_hashing.py"),
+    *("measures/statistics/test_joint.py", "measures/statistics/test_measurer.py"),
+    *("measures/statistics/test_mixing.py", "measures/statistics/test_moments.py"),
+    *("measures/statistics/test_settings.py", "measures/statistics/test_statistics.py"),
+    *("measures/statistics/test_vocabulary.py", "alignment/test_aer.py"),
+    *("alignment/test_aligner.py", "alignment/test_api.py", "alignment/test_auto.py"),
+    *("alignment/test_batches.py", "alignment/test_extract.py", "alignment/test_files.py"),
+    *("alignment/test_gradients.py", "alignment/test_options.py"),
+    *("alignment/test_packaged_model.py", "alignment/test_statistical.py"),
+    *("alignment/test_symmetrize.py", "alignment/test_words.py"),
+)
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
