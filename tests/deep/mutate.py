@@ -108,7 +108,7 @@ class Session:
         self.items = {item.nodeid: item for item in session.items}
         for path in sorted(SOURCE.glob("**/*.py")):
             file = path.relative_to(SOURCE)
-            if folder_of(str(file)) is not None and not str(file).startswith(LEFT_OUT):
+            if folder_of(str(file)) and not str(file).startswith(LEFT_OUT):
                 importlib.import_module(".".join(("normscope", *file.with_suffix("").parts)))
         if self.options.tests is None:
             run_all(self.map())
@@ -247,9 +247,9 @@ class Session:
             yield Job(int(4 * takes + 120), partial(self.kill, mutant, tests), done)
 
 
-def folder_of(file: str) -> str | None:
-    """Return the folder in FOLDERS that a file of the source belongs to."""
-    return next((folder for folder in FOLDERS if file.startswith(f"{folder}/")), None)
+def folder_of(file: str) -> str:
+    """Return the folder in FOLDERS that a file of the source belongs to, or an empty string."""
+    return next((folder for folder in FOLDERS if file.startswith(f"{folder}/")), "")
 
 
 def chosen(options: argparse.Namespace) -> list[Mutant]:
