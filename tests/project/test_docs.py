@@ -26,6 +26,10 @@ def _blocks(page: Path, language: str) -> list[str]:
     return [match[2] for match in BLOCK.finditer(page.read_text()) if match[1] == language]
 
 
+def _marked(parameter: Any, *, slow: bool) -> Any:
+    return pytest.param(parameter, marks=pytest.mark.slow) if slow else parameter
+
+
 WITH_PYTHON = [page for page in PAGES if _blocks(page, "python")]
 
 
@@ -41,7 +45,11 @@ def registered() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [_marked(page, slow=page.name == "plots.md") for page in WITH_PYTHON],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_python(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from normscope.models.default import default_model_path
 
@@ -67,7 +75,9 @@ COMMANDS = dict.fromkeys(
 )
 
 
-@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize(
+    "line", [_marked(line, slow=line.startswith("normscope bench")) for line in COMMANDS]
+)
 def test_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = shlex.split(line, comments=True)
     if words[0] == "make":

@@ -494,6 +494,7 @@ def test_numbers_on_cells_can_be_read() -> None:
     assert report.ink((0.0, 0.0, 1.0)) == "white"
 
 
+@pytest.mark.slow
 def test_evaluation_and_report(corpus: pack.Pack, tmp_path: Path, capsys: Any) -> None:
     """The library's aligner and the dense AER of training agree on every candidate."""
     source, target = _sentences(12, 11)
@@ -545,6 +546,7 @@ def test_evaluation_and_report(corpus: pack.Pack, tmp_path: Path, capsys: Any) -
     assert {path.suffix for path in output.iterdir()} == {".json", ".csv", ".md", ".png"}
 
 
+@pytest.mark.slow
 def test_one_command_does_it_all_and_goes_on_where_it_was(tmp_path: Path, capsys: Any) -> None:
     german, english = _sentences(2500, 5)
     links = [" ".join(f"{n + 1}-{n + 1}" for n in range(len(s.split()))) for s in german[:6]]

@@ -124,6 +124,7 @@ if os.geteuid() != 65534:
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_may_not_grow_and_a_folder_that_may_not_be_written_to(tmp_path: Path) -> None:
     """Real limits of the system: one is hit in the middle of writing, one before it."""
     script = LIMITED.format(tests=str(Path(__file__).parents[2]), folder=str(tmp_path))
@@ -307,6 +308,7 @@ def analysed(name: str) -> Any:
     return normscope.analyze_inputs(tiny_model(name), tiny_inputs(name))[0]["attn_n"].values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_other_processes(method: str) -> None:

@@ -204,6 +204,7 @@ def test_completeness_is_within_the_bound_of_the_dtype(
 # ---- batches and padding
 
 
+@pytest.mark.slow
 @examples(6)
 @given(case=cases(), data=st.data())
 def test_a_row_is_the_same_in_any_batch(case: Case, data: st.DataObject) -> None:

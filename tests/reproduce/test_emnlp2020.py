@@ -6,6 +6,7 @@ import json
 import re
 
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 
 from tests.helpers.reproductions import Reports, rows_of
@@ -13,6 +14,7 @@ from tests.helpers.reproductions import Reports, rows_of
 NAME = "emnlp2020-bert"
 
 
+@pytest.mark.slow
 def test_published_next_to_measured(reports: Reports) -> None:
     report, _ = reports[NAME]
     rows = {row["category"]: row for row in rows_of(report, "Table 2")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from numpy.testing import assert_allclose
 from scipy.stats import spearmanr
 
@@ -11,6 +12,7 @@ from tests.helpers.reproductions import Reports, rows_of
 NAME = "emnlp2021"
 
 
+@pytest.mark.slow
 def test_published_next_to_measured(reports: Reports) -> None:
     report, _ = reports[NAME]
     mixing = {row["analysis"]: row for row in rows_of(report, "Table 1")}

@@ -34,6 +34,7 @@ def test_the_model_is_loaded_once(inputs: Inputs, monkeypatch: pytest.MonkeyPatc
     assert loaded == [str(inputs.model)]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_continued(
     inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
