@@ -233,7 +233,7 @@ def test_choices_that_are_left() -> None:
 
 
 def test_maps_and_models_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match=r"unknown map 'attn'; valid: attn_w, attn_n"):
+    with pytest.raises(InputError, match=r"unknown map 'attn'; the maps are: attn_w, attn_n"):
         align(SOURCE, TARGET, model_of("t5"), tokenizer(pair=False), map="attn")
     with pytest.raises(InputError, match=r"no map 'attn_res_ln_n'; it has: attn_w, attn_n"):
         align(SOURCE, TARGET, model_of("t5"), tokenizer(pair=False), map="attn_res_ln_n")

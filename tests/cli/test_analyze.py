@@ -262,7 +262,7 @@ def test_a_part_without_the_layer_is_left_out_and_named(bart: str) -> None:
     [
         (["--text", CAT, "--maps", "attn_w,attn_x"], "'attn_x'; the maps are: attn_w, attn_n"),
         (["--text", CAT, "--maps", ""], "the maps are: attn_w, attn_n"),
-        (["--text", CAT, "--heads", "all"], '"sum" or "each", but was given \'all\''),
+        (["--text", CAT, "--heads", "all"], "heads is one of sum, each, but was given 'all'"),
         (["--text", CAT, "--layer", "3"], "no layer 3: the model has 0, 1, 2"),
         (["--text", CAT, "--layer", "-1"], "layers are counted from 0; there is no layer -1"),
         (["--text", CAT, "--layer", "two"], "'--layer'.*valid integer"),
@@ -388,7 +388,7 @@ def test_reductions_as_json(bert: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("how", "message"), [
-    (["--reduce", "most"], "unknown reduction: 'most'; valid are mixing_ratio"),
+    (["--reduce", "most"], "unknown reduction: 'most'; the reductions are: mixing_ratio"),
     (["--reduce", "argmax", "--layer", "1"], "--layer selects maps"),
     (["--reduce", "category", "--category", "comma"], "NAME=TOKEN"),
     (["--reduce", "argmax", "--output", "x.csv"], "must end in one of: .json"),

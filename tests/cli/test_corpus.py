@@ -1,4 +1,4 @@
-"""`normscope corpus`: runs, categories, and what Ctrl-C says."""
+"""`normscope corpus`: how its options are read, whole runs, and what Ctrl-C says."""
 
 from __future__ import annotations
 
@@ -10,10 +10,68 @@ import pytest
 from typer.testing import CliRunner
 
 import normscope
+from normscope import InputError
 from normscope.cli import app as cli
+from normscope.cli.corpus import CorpusArguments, parse_categories, parse_tokens
 from normscope.corpus import work
 from normscope.measures.statistics import StatisticSettings
+from tests.helpers.commands import fail
 from tests.helpers.corpora import contents, mixed_corpus
+
+
+def test_options_become_keyword_arguments() -> None:
+    arguments = CorpusArguments(
+        data=[Path("a.txt")],
+        more=[Path("b.txt")],
+        sample="0.5",
+        seed=7,
+        masking=0.0,
+        category=["stop=the,a"],
+    )
+    keywords = arguments.for_python()
+    assert keywords["data"] == [Path("a.txt"), Path("b.txt")]
+    assert keywords["sample"] == 0.5
+    settings = keywords["settings"]
+    assert (settings.seed, settings.masking) == (7, 0.0)
+    assert settings.categories == {"stop": ["the", "a"]}
+
+
+def test_data_is_needed() -> None:
+    assert fail("corpus") == "no data was given: name the files, as in --data wiki.txt"
+
+
+def test_categories() -> None:
+    categories = parse_categories(["stop=the,a", "digits=/[0-9]+/", "slash=/", "equal=a=b"])
+    assert categories == {
+        "stop": ["the", "a"],
+        "digits": re.compile("[0-9]+"),
+        "slash": ["/"],
+        "equal": ["a=b"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (["stop"], r"must be NAME=TOKEN,TOKEN or NAME=/REGEX/.*not 'stop'"),
+        (["=the"], "not '=the'"),
+        (["a=/(/"], r"--category a: '/\(/' is not a valid regular expression"),
+        (["a=b", "a=c"], "--category a was given twice; .*a=TOKEN,TOKEN"),
+        (["a=b,,c"], "separate them by single commas"),
+    ],
+)
+def test_categories_that_cannot_be_read(entries: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_categories(entries)
+
+
+def test_tokens_are_split_as_in_a_csv_file() -> None:
+    assert parse_tokens('the,",",of') == ["the", ",", "of"]
+    with pytest.raises(InputError, match="cannot read the tokens"):
+        parse_tokens('the,"')
+
+
+# ---- whole runs
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +139,9 @@ def test_categories_on_the_command_line_are_those_of_python(folder: Path, tmp_pa
         (["stop"], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
         (["=the"], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
         (["stop="], "NAME=TOKEN,TOKEN or NAME=/REGEX/"),
-        (["stop=the,,a"], "parted by one comma"),
-        (['stop=the,"'], "parted by one comma"),
-        (["c=/(/"], "is no regular expression"),
+        (["stop=the,,a"], "separate them by single commas"),
+        (['stop=the,"'], "separate them by single commas"),
+        (["c=/(/"], "is not a valid regular expression"),
         (["c=/zebra[0-9]/"], "no token of the tokenizer's vocabulary"),
         (["stop=zebra"], "is not in the tokenizer's vocabulary"),
         (["stop=the", "stop=a"], "was given twice"),
@@ -111,10 +169,10 @@ def test_ctrl_c_says_how_to_go_on(
         done, lost = command(*kept), command(*common)
         anew = command(*kept, "--restart")
     assert (done.exit_code, lost.exit_code) == (130, 130)
-    where = f"normscope: the standing is kept in {tmp_path / 'out'}; the same command continues"
+    where = f"normscope: progress is saved in {tmp_path / 'out'}; the same command continues"
     assert where in done.output
     assert done.output.endswith("normscope: error: interrupted\n")
-    assert "nothing was kept; with --output DIR a run can be continued" in lost.output
+    assert "nothing was saved; a run with --output DIR can be continued" in lost.output
     assert "; the same command without --restart continues" in anew.output
     again = command(*kept)
     assert again.exit_code == 0, again.output

@@ -97,7 +97,7 @@ def test_a_list_equals_one_at_a_time() -> None:
         ("gpt2", {"maps": ["attn_res_ln_n"]}, "has no map 'attn_res_ln_n'.*it has.*atb_ln_ff_res"),
         ("olmo2", {"maps": ["atb_ln_ff"]}, "has: attn_w.*atb_ff, atb_ff_res"),
         ("mixtral", {"maps": ["atb_ln_ff"]}, r"model\.layers\.0\.mlp is a mixture of experts"),
-        ("bert", {"maps": ["attn_n"], "ff_bias": "none"}, '"path" or "fixed".*none'),
+        ("bert", {"maps": ["attn_n"], "ff_bias": "none"}, 'one of path, fixed.*none'),
         ("bert", {"maps": ["attn_n"], "memory": "lots"}, "2GB.*lots"),
         ("bert", {"maps": ["attn_n"], "memory": 0}, "2GB.*0"),
         ("bert", {"maps": ["atb_nothing"]}, "unknown map: 'atb_nothing'.*atb_ln_ff_res"),

@@ -276,7 +276,7 @@ def test_training_mode_is_put_back_module_by_module() -> None:
         ({"text": None}, "no text was given"),
         ({"text": "the cat", "maps": ("attn_n", "attn_x")}, "'attn_x'.*attn_w, attn_n"),
         ({"text": "the cat", "maps": ()}, "the maps are: attn_w, attn_n"),
-        ({"text": "the cat", "heads": "all"}, '"sum" or "each".*all'),
+        ({"text": "the cat", "heads": "all"}, "heads is one of sum, each.*all"),
         ({"text": "the cat", "target": "a dog"}, "takes no target"),
         ({"text": "the " * 80}, "82 tokens.*64.*truncate=True"),
         ({"text": ["the cat"], "text_pair": "a dog"}, "list of 1 strings"),
@@ -308,7 +308,7 @@ def test_a_tokenizer_that_does_not_fit(minilm: tuple[Any, Any]) -> None:
 def test_no_tokenizer_and_no_model() -> None:
     with pytest.raises(InputError, match="no tokenizer was given"):
         normscope.analyze(tiny_model("bert"), text="the cat")
-    with pytest.raises(InputError, match="a transformers model, a folder or a hub name"):
+    with pytest.raises(InputError, match="a transformers model, a folder or a name on the hub"):
         normscope.analyze(42, tokenizer(), "the cat")
 
 

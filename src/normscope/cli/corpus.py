@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.cli.options import (
-    OUTPUT,
     CommandArguments,
     CommonOptions,
     argument,
@@ -21,12 +20,12 @@ from normscope.cli.options import (
     shared,
 )
 from normscope.cli.output import hint_on_interrupt, note, plain_console, quiet
+from normscope.corpus.options import DEFAULT_STATISTICS, CorpusOptions
 from normscope.errors import InputError
+from normscope.measures.statistics.settings import StatisticSettings
 
 if TYPE_CHECKING:
     from normscope.corpus.output import CorpusResult
-
-DEFAULT_STATISTICS = "dispersion,categories,frequency,mixing,preserve_mix"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,107 +44,45 @@ class CorpusArguments(CommandArguments):
     )
     model: str | None = shared(CommonOptions, "model")
     statistics: str = option(
-        DEFAULT_STATISTICS,
+        ",".join(DEFAULT_STATISTICS),
         help="dispersion, categories, alpha_vs_norm, frequency, mixing, preserve_mix, change, "
         "amplification; or all.",
         metavar="NAME[,NAME]",
     )
-    output: Path | None = option(
-        None,
-        names=OUTPUT,
-        help="Write tables, figures, report and checkpoints to the folder DIR, and continue "
-        "an interrupted run there. Default: print the tables and keep nothing.",
-        metavar="DIR",
-    )
-    format: str | None = option(
-        None,
-        help="Format of the files: text, jsonl, tsv, parquet or clark. Default: as their names "
-        "say.",
-        metavar="FORMAT",
-    )
-    text_field: str = option(
-        "text", help="The JSON field or Parquet column with the text.", metavar="NAME"
-    )
-    pair_field: str = option(
-        "text_pair", help="The field or column with the second text, if any.", metavar="NAME"
-    )
-    bad_rows: str = option(
-        "skip",
-        help="What to do with empty rows, invalid UTF-8, broken JSON and the like: skip, count "
-        "and report them, or stop at the first.",
-        metavar="skip|error",
-    )
-    limit: int | None = option(None, help="Use only the first N rows.", metavar="N", min=1)
-    sample: str | None = option(
-        None,
-        help="Use a fraction (0.01) or a number (1000) of these rows, chosen by a hash of the "
-        "row's number and the seed.",
-        metavar="SHARE|N",
-    )
-    seed: int = option(0, help="Seed of the sample, the masking and the bootstrap.", metavar="N")
-    max_length: int | None = option(
-        None, help="Cut longer sequences to N tokens. Default: the model's limit.", metavar="N"
-    )
-    batch_tokens: int = option(4096, help="Tokens in one batch.", metavar="N", min=1)
-    masking: float = option(
-        0.12,
-        help="Fraction of tokens to mask for the mixing ratios.",
-        metavar="SHARE",
-        min=0.0,
-        max=0.99,
-    )
-    category: list[str] | None = option(
-        None,
-        help="Use your own categories of tokens instead of the usual ones: NAME=TOKEN,TOKEN "
-        "as the tokenizer writes them, or NAME=/REGEX/, which must match a whole token. May "
-        "be given several times; a token belongs to the first category that contains it.",
-        metavar="NAME=TOKENS",
-    )
-    ranks: str = option(
-        "ids",
-        help="Frequency ranks: the tokenizer's ids, counts in the corpus, or a file of lines "
-        "`rank count token_id`.",
-        metavar="ids|corpus|FILE",
-    )
-    replicates: int = option(200, help="Bootstrap replicates; 0: no intervals.", metavar="N", min=0)
-    dump: bool = option(
-        False, help="Also write the maps of every sequence: maps/part-*.parquet. Large."
-    )
-    restart: bool = option(False, help="Discard what DIR holds and start again.")
-    checkpoint_seconds: float = option(
-        60.0, help="Seconds between checkpoints.", metavar="S", min=0.0
-    )
-    engine: str = option(
-        "local", help="ray: run on all machines of a Ray cluster.", metavar="local|ray"
-    )
-    address: str | None = option(
-        None,
-        help="Address of the Ray cluster; auto: the cluster of this machine. Default: start "
-        "Ray on this machine.",
-        metavar="ADDRESS",
-    )
-    workers: int | None = option(
-        None,
-        help="Number of models that Ray runs at once. Default: one per GPU, or per CPU.",
-        metavar="N",
-        min=1,
-    )
-    device: str | None = shared(CommonOptions, "device")
-    dtype: str | None = shared(CommonOptions, "dtype")
-    revision: str | None = shared(CommonOptions, "revision")
+    output: Path | None = shared(CorpusOptions, "output")
+    format: str | None = shared(CorpusOptions, "format")
+    text_field: str = shared(CorpusOptions, "text_field")
+    pair_field: str = shared(CorpusOptions, "pair_field")
+    bad_rows: str = shared(CorpusOptions, "bad_rows")
+    limit: int | None = shared(CorpusOptions, "limit")
+    sample: str | None = shared(CorpusOptions, "sample")
+    seed: int = shared(CorpusOptions, "seed", default=StatisticSettings.seed)
+    max_length: int | None = shared(CorpusOptions, "max_length")
+    batch_tokens: int = shared(CorpusOptions, "batch_tokens")
+    masking: float = shared(StatisticSettings, "masking")
+    category: list[str] | None = shared(StatisticSettings, "categories")
+    ranks: str = shared(StatisticSettings, "ranks")
+    replicates: int = shared(StatisticSettings, "replicates")
+    dump: bool = shared(CorpusOptions, "dump")
+    restart: bool = shared(CorpusOptions, "restart")
+    checkpoint_seconds: float = shared(CorpusOptions, "checkpoint_seconds")
+    engine: str = shared(CorpusOptions, "engine")
+    address: str | None = shared(CorpusOptions, "address")
+    workers: int | None = shared(CorpusOptions, "workers")
+    device: str | None = shared(CorpusOptions, "device")
+    dtype: str | None = shared(CorpusOptions, "dtype")
+    revision: str | None = shared(CorpusOptions, "revision")
 
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.corpus`."""
         files = [*(self.data or ()), *(self.more or ())]
         if not files:
             raise InputError("no data was given: name the files, as in --data wiki.txt")
-        from normscope.measures.statistics import Settings
-
         return self.keywords(
             *("more", "category", "masking", "ranks", "replicates"),
             data=files,
             sample=None if self.sample is None else parse_sample(self.sample),
-            settings=Settings(
+            settings=StatisticSettings(
                 categories=parse_categories(self.category) if self.category else None,
                 ranks=self.ranks,
                 masking=self.masking,

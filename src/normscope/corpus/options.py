@@ -24,15 +24,15 @@ DEFAULT_STATISTICS = ("dispersion", "categories", "frequency", "mixing", "preser
 class CorpusOptions:
     """How a corpus is read and measured, and where the results go.
 
-    The metadata of a field that is an option of the command line have its `help` and `metavar`.
+    Fields that are options of the command line have a `help` text and a `metavar` as metadata.
 
     Attributes:
         output: A folder for tables, figures, report and checkpoints. An interrupted run is
             continued there, and a finished one is read. None keeps nothing.
         settings: Settings of the statistics: categories, masking, bootstrap and so on.
-        limit: The number of rows to read, from the first; None reads all.
-        sample: Of these rows, a share (a float such as 0.01) or a number (an integer), chosen by
-            a hash of the row's number and the seed.
+        limit: The number of rows to use, from the first; None uses all.
+        sample: The share of these rows to use (a float such as 0.01) or their number (an integer);
+            they are chosen by a hash of the row's number and the seed. None uses all.
         seed: The seed of the sample, of masking and of the bootstrap; None takes that of
             `settings`.
         max_length: The number of tokens to which longer sequences are cut; None takes the largest
@@ -45,7 +45,7 @@ class CorpusOptions:
         format: The format of the files: text, jsonl, tsv, parquet or clark; None tells it from
             their names.
         text_field: The name of the JSON field or Parquet column with the text.
-        pair_field: The name of the one with a second text; rows need not have it.
+        pair_field: The name of the field or column with the second text of a pair, if any.
         dump: Whether to write the maps of every sequence as well; needs `output`.
         restart: Whether to delete the run that `output` holds and start a new one.
         checkpoint_seconds: The time between two checkpoints.
@@ -65,10 +65,13 @@ class CorpusOptions:
             "Write tables, figures, report and checkpoints to the folder DIR, and continue an "
             "interrupted run there. Default: print the tables and keep nothing.",
             "DIR",
+            option=("--output", "-o"),
         ),
     )
     settings: StatisticSettings = field(default_factory=StatisticSettings)
-    limit: int | None = field(default=None, metadata=shown("Use only the first N rows.", "N"))
+    limit: int | None = field(
+        default=None, metadata=shown("Use only the first N rows.", "N", min=1)
+    )
     sample: int | float | None = field(
         default=None,
         metadata=shown(
@@ -84,7 +87,7 @@ class CorpusOptions:
         default=None,
         metadata=shown("Cut longer sequences to N tokens. Default: the model's limit.", "N"),
     )
-    batch_tokens: int = field(default=4096, metadata=shown("Tokens in one batch.", "N"))
+    batch_tokens: int = field(default=4096, metadata=shown("Tokens in one batch.", "N", min=1))
     block_rows: int = 256
     bad_rows: str = field(
         default="skip",
@@ -115,7 +118,7 @@ class CorpusOptions:
     )
     restart: bool = field(default=False, metadata=shown("Discard what DIR holds and start again."))
     checkpoint_seconds: float = field(
-        default=60.0, metadata=shown("Seconds between checkpoints.", "S")
+        default=60.0, metadata=shown("Seconds between checkpoints.", "S", min=0.0)
     )
     engine: str = field(
         default="local",
@@ -132,7 +135,9 @@ class CorpusOptions:
     workers: int | None = field(
         default=None,
         metadata=shown(
-            "Number of models that Ray runs at once. Default: one per GPU, or per CPU.", "N"
+            "Number of models that Ray runs at once. Default: one per GPU, or per CPU.",
+            "N",
+            min=1,
         ),
     )
     device: Any = field(
@@ -176,7 +181,7 @@ class CorpusOptions:
         return self.settings if self.seed is None else replace(self.settings, seed=self.seed)
 
     @property
-    def fields(self) -> RowFields:
+    def row_fields(self) -> RowFields:
         """The names of the fields that hold a row's texts."""
         return RowFields(self.text_field, self.pair_field)
 

@@ -122,7 +122,7 @@ def _reduce(unpickler: Any) -> None:
     """Replace a function and its arguments by a placeholder; nothing is called."""
     arguments, function = unpickler.stack.pop(), unpickler.stack.pop()
     if function is not _ARRAY or not isinstance(arguments, tuple):
-        raise _RefusedError("it calls something that is no name of numpy's")
+        raise _RefusedError("it calls something that is not one of numpy's functions")
     unpickler.append(_ARRAY)
 
 
@@ -130,7 +130,7 @@ def _build(unpickler: Any) -> None:
     """Drop the state of an array."""
     unpickler.stack.pop()
     if unpickler.stack[-1] is not _ARRAY:
-        raise _RefusedError("it sets the state of something that is no array")
+        raise _RefusedError("it sets the state of something that is not an array")
 
 
 def _dropping_arrays(load_string: Handler) -> Handler:
@@ -160,7 +160,7 @@ class _Dispatch(dict[int, Handler]):
 
     def __missing__(self, code: int) -> Handler:
         if code not in _CODES.values():
-            raise ValueError(f"0x{code:02x} is no instruction")
+            raise ValueError(f"0x{code:02x} is not an instruction")
         name = next(name for name, known in _CODES.items() if known == code)
         raise _RefusedError(f"it uses the instruction {name}, which plain data does not need")
 

@@ -141,7 +141,7 @@ def run_corpus(
     if options.output is not None:
         import_tables("pyarrow.parquet")  # raise an error now rather than after hours of work
     with nullcontext() if options.output is None else locked_folder(options.output) as folder:
-        sources = sources_of(data, options.format, options.fields)
+        sources = sources_of(data, options.format, options.row_fields)
         counts = [count for source in sources if (count := source.count()) is not None]
         known = sum(counts) if len(counts) == len(sources) else None
         selection, total = select(known, options.limit, options.sample, settings.seed)

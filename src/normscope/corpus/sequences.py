@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from normscope.corpus.records import Problem, Record
+from normscope.engine.batches import by_length
 from normscope.errors import InputError
 from normscope.measures.statistics.base import Row
 from normscope.text.limits import check_fits, max_length_of
@@ -96,17 +97,5 @@ def batches(rows: Sequence[Row], batch_tokens: int) -> Iterator[list[Row]]:
 
     The batches depend on the rows alone: longest first, and rows of one length in their order.
     """
-    for indices in _by_length([len(row.ids) for row in rows], batch_tokens):
+    for indices in by_length([(len(row.ids),) for row in rows], batch_tokens):
         yield [rows[index] for index in indices]
-
-
-def _by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Return the indices of each batch; a sequence longer than the budget is a batch of its own."""
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > budget:
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch

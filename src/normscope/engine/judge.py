@@ -51,14 +51,14 @@ def judge(
         for by_layer in gaps.values():
             if not np.isfinite(by_layer[index]).all():
                 row = int(np.argmax(~np.isfinite(by_layer[index])))
-                _refuse_not_finite(model, f"{layer} on {batch.row_name(row)}", dtypes[index])
+                _refuse_not_finite(model, f"{batch.row_name(row)}: {layer}", dtypes[index])
         limit = bound_of(dtypes[index]) if bound is None else bound
         for name, by_layer in gaps.items():
             worst = int(by_layer[index].argmax())
             gap = float(by_layer[index][worst])
             if not gap <= limit:
                 raise ExactnessError(
-                    f"{name} of {layer}: on {batch.row_name(worst)} the parts differ from the "
+                    f"{batch.row_name(worst)}: {name} of {layer}: the parts differ from the "
                     f"model's own output by {gap:.1e} of their size, more than {limit:.0e}, the "
                     f"bound for {_listed(dtypes[index])}. The numbers would be wrong, so none are "
                     "returned."
@@ -69,8 +69,8 @@ def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter).all()):
             raise InputError(
-                f"the model's parameter {name} contains NaN or infinity; its numbers would "
-                "mean nothing. Load or train the model again."
+                f"{where} gives NaN or infinity: the model's parameter {name} contains NaN or "
+                "infinity. Its numbers would mean nothing; load or train the model again."
             )
     raise InputError(
         f"{where} gives NaN or infinity although all parameters are finite: an overflow in "

@@ -264,7 +264,7 @@ def _alongside(
     return [given] if isinstance(given, str) else list(given)
 
 
-Row = tuple[Encoded, Encoded | None]  # a text, and the target where there is one
+EncodedRow = tuple[Encoded, Encoded | None]  # a text, and the target where there is one
 
 
 def _analyze_texts(
@@ -303,7 +303,7 @@ class TextBatch(Batch):
     """Some of the texts of one call."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, rows: Sequence[Row], indices: Sequence[int]
+        self, model: Any, tokenizer: Any, rows: Sequence[EncodedRow], indices: Sequence[int]
     ) -> None:
         self.indices = list(indices)
         chosen = [rows[i] for i in indices]
@@ -324,7 +324,7 @@ class TextBatch(Batch):
         )
 
 
-def _inputs(model: Any, tokenizer: Any, rows: Sequence[Row]) -> dict[str, Tensor]:
+def _inputs(model: Any, tokenizer: Any, rows: Sequence[EncodedRow]) -> dict[str, Tensor]:
     configured = getattr(model.config.get_text_config(), "pad_token_id", None)
     padding = next((p for p in (tokenizer.pad_token_id, configured) if p is not None), 0)
     inputs = pad([source for source, _ in rows], padding)
@@ -374,7 +374,7 @@ def _check_tokenizers(model: Any) -> None:
 
 def _encode_row(
     model: Any, tokenizer: Any, text: str, pair: str | None, target: str | None, truncate: bool
-) -> Row:
+) -> EncodedRow:
     def encoded(text: str, pair: str | None, *, as_target: bool) -> Encoded:
         limit = max_length_of(model.config, tokenizer, as_target=as_target)
         how: dict[str, Any] = {"max_length": limit, "truncate": truncate, "as_target": as_target}

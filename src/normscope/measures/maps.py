@@ -96,7 +96,7 @@ class Maps:
 
     def _wanted(self, view: LayerView) -> list[str]:
         """Return the maps that every layer of this part has."""
-        if view.layer is None:
+        if view.layer is None or not self.whole_layers:
             return list(self.maps)
         # ALBERT's layers stand in a list inside the one that counts as its stack.
         names = self.available[view.layer.name.rpartition(".")[0], view.kind]

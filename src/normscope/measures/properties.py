@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from normscope.capture import Capture
 from normscope.capture.inventory import Inventory
 from normscope.capture.projection import affine
-from normscope.decomposition.layer import LayerView
+from normscope.decomposition.layer import Kind, LayerView
 from normscope.decomposition.norms import read_norm
 from normscope.engine.run import look
 from normscope.errors import InputError, UnsupportedModelError
@@ -37,7 +37,6 @@ from normscope.text.tokens import encode, pad
 
 OutputBias = Literal["without", "with_output_bias", "released"]
 OUTPUT_BIAS: tuple[OutputBias, ...] = ("without", "with_output_bias", "released")
-Kind = Literal["self", "cross"]
 Norms = Float[np.ndarray, " layer"]
 Found = TypeVar("Found")
 

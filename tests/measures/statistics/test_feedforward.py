@@ -15,10 +15,11 @@ from normscope.measures.statistics.feedforward import AmplifiedPairs, Change
 def test_a_change_that_is_not_defined_counts_for_nothing() -> None:
     class Noted(SimpleNamespace):
         def __getitem__(self, name: str) -> Any:
-            return self.noted[0][name]
+            return self.noted[name]
 
     found = np.array([[0.5, 0.25], [-1.0, 0.75], [0.125, -1.0]])  # row layer; −1: not defined
-    batch: Any = Noted(noted=[{"change_a → b": found}], weights=np.array([[1.0, 1, 1], [2, 5, 0]]))
+    noted, weights = {"change_a → b": found}, np.array([[1.0, 1, 1], [2, 5, 0]])
+    batch: Any = Noted(noted=noted, names=list(noted), weights=weights)
     change = Change(StatisticSettings())
     state = inspect.unwrap(Change.measure)(change, batch)  # without the check of types
     assert state["steps"].tolist() == ["a → b"]

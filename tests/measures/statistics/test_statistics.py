@@ -48,7 +48,7 @@ def test_no_feed_forward_to_take_apart() -> None:
     measurer = Measurer(
         tiny_model("mixtral"), tiny.tokenizer(), choose("change"), StatisticSettings()
     )
-    with pytest.raises(InputError, match="no feed-forward that is taken apart"):
+    with pytest.raises(InputError, match="no feed-forward that can be decomposed"):
         measurer.measure(ROWS[:1])
 
 
@@ -59,7 +59,7 @@ def test_nan_is_refused_with_the_row(name: str) -> None:
         model.embeddings.word_embeddings.weight[59] = torch.nan
     rows = [ROWS[0], Row(77, (0, 5, 59, 2), None, (True, False, False, True))]
     measurer = Measurer(model, tokenizer(), choose(name), StatisticSettings())
-    with pytest.raises(ExactnessError, match=r"row 77: .*(NaN|nan)"):
+    with pytest.raises(InputError, match=r"row 77: .*NaN"):
         measurer.measure(rows)
 
 
@@ -70,7 +70,7 @@ def test_an_output_that_is_no_number_is_refused_whatever_is_measured() -> None:
         model.encoder.layer[2].attention.output.dense.bias[0] = torch.nan
     rows = [row for row in ROWS if row.key != 0]  # none of them is computed a second time
     measurer = Measurer(model, tokenizer(), choose("dispersion"), StatisticSettings())
-    with pytest.raises(ExactnessError, match=r"(NaN|nan)"):
+    with pytest.raises(InputError, match=r"row \d+: .*NaN"):
         measurer.measure(rows)
 
 
@@ -100,5 +100,5 @@ def test_states_are_plain_data() -> None:
 
 
 def test_no_rows_are_refused() -> None:
-    with pytest.raises(InputError, match="one row at least"):
+    with pytest.raises(InputError, match="at least one row"):
         Measurer(bert(), tokenizer(), choose("dispersion"), StatisticSettings()).measure([])

@@ -13,9 +13,15 @@ from normscope.errors import InputError
 Category = Sequence[str] | Sequence[int] | str | re.Pattern[str] | Callable[[str], bool]
 
 
-def shown(text: str, metavar: str | None = None) -> dict[str, Any]:
-    """Return the metadata of a field that is an option of the command line: help, placeholder."""
-    return {"help": text, "metavar": metavar}
+def shown(text: str, metavar: str | None = None, **more: Any) -> dict[str, Any]:
+    """Return the metadata of a field that is an option of the command line.
+
+    Args:
+        text: The help text.
+        metavar: What stands for the value in the help; None for a flag.
+        more: `min` and `max` of a number, and `option`, the names if not that of the field.
+    """
+    return {"help": text, "metavar": metavar, **more}
 
 
 @dataclass(frozen=True)
@@ -55,11 +61,14 @@ class StatisticSettings:
         ),
     )
     masking: float | int = field(
-        default=0.12, metadata=shown("Fraction of tokens to mask for the mixing ratios.", "SHARE")
+        default=0.12,
+        metadata=shown(
+            "Fraction of tokens to mask for the mixing ratios.", "SHARE", min=0.0, max=0.99
+        ),
     )
     seed: int = 0
     replicates: int = field(
-        default=200, metadata=shown("Bootstrap replicates; 0: no intervals.", "N")
+        default=200, metadata=shown("Bootstrap replicates; 0: no intervals.", "N", min=0)
     )
     confidence: float = 0.95
     scatter: int = 5000
