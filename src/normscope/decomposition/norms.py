@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.shapes import Float
 
@@ -56,7 +57,8 @@ def read_norm(
     if any(tensor is not None and tensor.device.type == "meta" for tensor in own):
         raise UnsupportedModelError(
             f"{name} ({type(module).__name__}): its parameters are kept off the device it runs on "
-            "and cannot be read. Load the model without offloading, or ask for attn_w and attn_n."
+            "and cannot be read. Load the model without offloading, or ask for: "
+            f"{', '.join(HEAD_MAPS)}."
         )
     weight, bias = (None if tensor is None else tensor.detach().to(wide) for tensor in own)
     named = [getattr(module, which, None) for which in ("eps", "variance_epsilon", "epsilon")]
