@@ -315,7 +315,7 @@ def rewritten(path: Path, change: Any) -> Path:
         (lambda h, t: h.pop("parts"), "damaged.*parts"),
         (lambda h, t: (h.update(parts={}), t.clear()), "needs maps and tokens"),
         (lambda h, t: h.update(tokens=[]), "damaged"),
-        (lambda h, t: h["tokens"][0]["strings"].pop(), "one entry a position"),
+        (lambda h, t: h["tokens"][0]["strings"].pop(), "one entry per position"),
         (lambda h, t: h["tokens"].append({"nonsense": 1}), "damaged"),
         (lambda h, t: h["parts"][""]["error"].update(norms="x"), "damaged"),
         (lambda h, t: h["parts"][""]["arrays"]["norms"].update(axes=["layer"]), "axes"),
