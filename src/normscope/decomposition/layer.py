@@ -394,20 +394,20 @@ class LayerView:
             )
         )
         share = self.attention.bias_length()
-        found: dict[Station, tuple[Tensor, Tensor, Tensor, Tensor, Any]] = {
+        by_station: dict[Station, tuple[Tensor, Tensor, Tensor, Tensor, Any]] = {
             "attention": (rows.own, rows.others, share, rows.gap, 1.0)
         }
         if further:
-            found["residual"] = (rows.own_residual, rows.others, share, rows.gap_residual, 1.0)
+            by_station["residual"] = (rows.own_residual, rows.others, share, rows.gap_residual, 1.0)
         if norm is not None:
             bias, weight = rows.bias_norm.view(shape), 1 / rows.sigma.view(shape)
-            found["norm"] = (rows.own_norm, rows.others_norm, bias, rows.gap_norm, weight)
-            found["ff_input"] = found["norm"]
+            by_station["norm"] = (rows.own_norm, rows.others_norm, bias, rows.gap_norm, weight)
+            by_station["ff_input"] = by_station["norm"]
         if further:
-            found["block"] = found["norm" if self._block.after else "residual"]
+            by_station["block"] = by_station["norm" if self._block.after else "residual"]
         maps = {}
         for name in chosen:
-            own, others, bias, gap, weight = found[self._station(name)]
+            own, others, bias, gap, weight = by_station[self._station(name)]
             maps[name] = ScopeMap(
                 SCOPES[name],
                 self.positions.keys,
@@ -527,10 +527,10 @@ class LayerView:
             return None
         if path not in self._norms:
             layer = self._whole
-            module, given = layer.module.get_submodule(path), layer.given(path)
-            parameters = norm_of(module, given, layer.output_of(path), f"{layer.name}.{path}")
+            module, inputs = layer.module.get_submodule(path), layer.given(path)
+            parameters = norm_of(module, inputs, layer.output_of(path), f"{layer.name}.{path}")
             self.dtypes.add(parameters.dtype)
-            self._norms[path] = Norm(parameters, given)
+            self._norms[path] = Norm(parameters, inputs)
         return self._norms[path]
 
     def _scale(self, path: str | None) -> Linear | None:

@@ -56,10 +56,10 @@ class Batch:
         return f"row {row}"
 
     def _forward(self, model: nn.Module) -> Any:
-        # A cache costs memory and is not read here; FSMT even drops its causal mask for it. But
-        # without one, many models take a jump among given positions for the start of a new text.
-        given = {"use_cache", "position_ids"} & set(self.inputs)
-        uncached = not given and "use_cache" in accepted_by(model)
+        # A cache costs memory and is not used here; with one, FSMT even drops its causal mask. But
+        # without one, many models take a jump in given position ids for the start of a new text.
+        caller_decides = not {"use_cache", "position_ids"}.isdisjoint(self.inputs)
+        uncached = not caller_decides and "use_cache" in accepted_by(model)
         return model(**self.inputs, **({"use_cache": False} if uncached else {}))
 
     # ---- which positions are real

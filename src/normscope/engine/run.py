@@ -186,9 +186,16 @@ class Engine:
         for part, record in running.parts.items():
             for layer, name in enumerate(record.layers):
                 refuse_masks(running.batch, name, record.blocked[layer], record.leaked[layer])
-            for observed in parts:
-                one = observed[part]
-                judge(self.model, running.batch, one.layers, one.dtypes, one.gaps, self.bound)
+            for by_part in parts:
+                observed = by_part[part]
+                judge(
+                    self.model,
+                    running.batch,
+                    observed.layers,
+                    observed.dtypes,
+                    observed.gaps,
+                    self.bound,
+                )
 
     # ---- one forward pass
 
@@ -325,8 +332,8 @@ class PartRecord:
         """Return the positions on a layer's own device, with cells for one layer in ``every``."""
         key = captured.device, every
         if key not in self._placed:
-            here = self.positions.to(captured.device)
-            self._placed[key] = Positions(here.queries, here.keys, every)
+            moved = self.positions.to(captured.device)
+            self._placed[key] = Positions(moved.queries, moved.keys, every)
         return self._placed[key]
 
 
