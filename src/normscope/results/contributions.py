@@ -130,7 +130,8 @@ class Contributions:
         if self.parts:
             choice = ", ".join(f"result.{name}" for name in self.parts)
             raise InputError(
-                f"{wanted} belongs to one part, and this result has several; choose a part: {choice}"
+                f"{wanted} belongs to one part, and this result has several; "
+                f"choose a part: {choice}"
             )
 
     def __getitem__(self, name: str) -> LabelledArray:
@@ -204,7 +205,7 @@ class Contributions:
         return next((a.tokens["category"].strings for a in self.category.values()), ())
 
     def top(self, name: str, layer: int, query: int) -> list[tuple[str, float]]:
-        """Return the largest contributors of one query as (token, value), values above zero only."""
+        """Return the largest contributors of one query as (token, value), without zeros."""
         if name not in self.top_key:
             kept = ", ".join(self.top_key) or 'none; ask for reduce=("top16",)'
             raise InputError(f"there are no top contributors of {name!r}; there are of: {kept}")

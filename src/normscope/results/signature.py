@@ -91,7 +91,7 @@ def state_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of names, dtypes, shapes and bytes of the state; cached until it changes."""
+    """Return the SHA-256 of the state (names, dtypes, shapes, bytes), cached until it changes."""
     state = {n: t for n, t in sorted(model.state_dict().items()) if isinstance(t, torch.Tensor)}
     raw = {name: _raw(tensor) for name, tensor in state.items()}
     # Writing through `.data` does not change the version counter, so compare sums of bits too.
