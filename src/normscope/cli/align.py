@@ -137,7 +137,7 @@ def translate_align(arguments: TranslateAlignArguments) -> None:
       normscope translate-align --source text.de --output links.jsonl
     """  # noqa: D301
     import normscope
-    from normscope.results.files import whole_file
+    from normscope.foundation.files import whole_file
 
     _check_output(arguments.file, arguments.soft)
     source = _read(arguments.source)
@@ -167,7 +167,7 @@ def _read(path: Path) -> list[str]:
 def _check_output(output: Path | None, soft: bool) -> None:
     """Raise InputError, before any work, for a file that cannot be written or hold the matrices."""
     from normscope.alignment.files import format_of
-    from normscope.results.files import check_file
+    from normscope.foundation.files import check_file
 
     if output is not None:
         check_file(output, (output.suffix.lower(),))
