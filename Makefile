@@ -45,7 +45,7 @@ test-wheel: $(VENV)/.installed  ## build wheel and sdist, install the wheel alon
 	$(VENV)/bin/python tests/deep/wheel.py
 
 mutants: $(VENV)/.installed  ## break the source at random places and see the tests fail
-	$(VENV)/bin/python tests/deep/mutate.py
+	$(VENV)/bin/python -m tests.deep.mutate
 
 coverage: export COVERAGE_FILE = $(CURDIR)/.coverage
 coverage: $(VENV)/.installed  ## every test, and which lines of the source they execute

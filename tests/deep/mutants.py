@@ -1,4 +1,4 @@
-"""What can be broken in a folder of the source: one node of a syntax tree at a time."""
+"""Mutants of the source: functions in which one node of the syntax tree is changed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,31 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "normscope"
+FOLDERS = ("decomposition", "kernels", "measures/statistics", "alignment")
 # Only Triton's interpreter or a GPU executes the one; the interpreter is too slow to run for each
 # mutant. The other draws pictures, and most of its numbers are sizes and places on a page.
 LEFT_OUT = ("kernels/triton", "alignment/plots.py")
+# The tests that are run on mutants. Tests that measure time, start processes or servers, or read
+# the project's files detect few of them.
+FILES = (
+    *("decomposition/test_attention.py", "decomposition/test_exactness.py"),
+    *("decomposition/test_layer.py", "decomposition/test_scopes.py"),
+    *("kernels/test_backend.py", "kernels/test_gram.py", "kernels/test_products.py"),
+    *("kernels/test_scratch.py", "engine/test_fused.py", "measures/test_analysis.py"),
+    *("measures/test_analysis_inputs.py", "measures/statistics/test_base.py"),
+    *("measures/statistics/test_batch.py", "measures/statistics/test_categories.py"),
+    *("measures/statistics/test_check.py", "measures/statistics/test_feedforward.py"),
+    *("measures/statistics/test_frequency.py", "measures/statistics/test_hashing.py"),
+    *("measures/statistics/test_joint.py", "measures/statistics/test_measurer.py"),
+    *("measures/statistics/test_mixing.py", "measures/statistics/test_moments.py"),
+    *("measures/statistics/test_settings.py", "measures/statistics/test_statistics.py"),
+    *("measures/statistics/test_vocabulary.py", "alignment/test_aer.py"),
+    *("alignment/test_aligner.py", "alignment/test_api.py", "alignment/test_auto.py"),
+    *("alignment/test_batches.py", "alignment/test_extract.py", "alignment/test_files.py"),
+    *("alignment/test_gradients.py", "alignment/test_options.py"),
+    *("alignment/test_packaged_model.py", "alignment/test_statistical.py"),
+    *("alignment/test_symmetrize.py", "alignment/test_words.py"),
+)
 
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -26,7 +48,7 @@ COMPUTED: dict[type[ast.operator], type[ast.operator]] = {
 
 
 class Mutant(NamedTuple):
-    """A node of a file, the lines of its statement and what is done to it."""
+    """A node of a file, the lines of its statement and how it is changed."""
 
     file: str
     number: int
@@ -36,17 +58,17 @@ class Mutant(NamedTuple):
 
     @property
     def place(self) -> str:
-        """To name it by."""
+        """The file, line and number of the node."""
         return f"{self.file}:{self.line}:{self.number}"
 
 
 def nodes(
     tree: ast.AST, lines: range | None = None, inside: bool = False
 ) -> Iterator[tuple[ast.AST, range]]:
-    """What is computed, with the lines of its statement.
+    """Yield the nodes inside functions, with the lines of their statements.
 
-    No annotations, docstrings, imports or messages of errors, and not zip's ``strict``, which like
-    an assertion does nothing in code that is right.
+    Annotations, docstrings, imports and error messages are left out, and so is the ``strict`` of
+    zip, which like an assertion has no effect in correct code.
     """
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list", "type_params"):
@@ -70,7 +92,7 @@ def nodes(
 
 
 def mutate(node: ast.AST) -> str | None:
-    """Change the node in place and say how; None where there is nothing to change."""
+    """Change a node in place and return how, or None if there is nothing to change."""
     before = ast.unparse(node)
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
         node.ops[0] = COMPARED[type(node.ops[0])]()
@@ -93,38 +115,41 @@ def mutate(node: ast.AST) -> str | None:
 
 
 def mutants(folder: str) -> list[Mutant]:
-    """Every one of a folder."""
-    found = []
+    """List all mutants of a folder."""
+    listed = []
     for path in sorted((SOURCE / folder).glob("**/*.py")):
         file = str(path.relative_to(SOURCE))
         if not file.startswith(LEFT_OUT):
             for number, (node, lines) in enumerate(nodes(ast.parse(path.read_text()))):
                 how = mutate(copy.deepcopy(node))
                 if how is not None:
-                    found.append(Mutant(file, number, getattr(node, "lineno", 0), lines, how))
-    return found
+                    listed.append(Mutant(file, number, getattr(node, "lineno", 0), lines, how))
+    return listed
 
 
 def apply(mutant: Mutant) -> None:
-    """Give the function with that node, as it is in memory, the code of the changed one."""
+    """Replace the code of the mutant's function in memory by the changed code."""
     path = SOURCE / mutant.file
     tree = ast.parse(path.read_text())
     node = list(nodes(tree))[mutant.number][0]
     mutate(node)
     ast.fix_missing_locations(tree)
-    name, function = next(one for one in _functions(tree, "") if node in ast.walk(one[1]))
+    name, definition = next(pair for pair in _functions(tree, "") if node in ast.walk(pair[1]))
     (code,) = (c for c in _codes(compile(tree, str(path), "exec")) if c.co_qualname == name)
-    arguments, changed = function.args, 0
-    for found in gc.get_objects():
+    arguments, changed = definition.args, 0
+    for function in gc.get_objects():
         # Not isinstance, which asks some objects for their class, and they warn.
-        if type(found) is not FunctionType or found.__code__.co_filename != str(path):
+        if type(function) is not FunctionType or function.__code__.co_filename != str(path):
             continue
-        if found.__code__.co_qualname == name:
-            found.__code__ = code
-            found.__defaults__ = tuple(_value(one, found) for one in arguments.defaults)
+        if function.__code__.co_qualname == name:
+            function.__code__ = code
+            function.__defaults__ = tuple(_value(node, function) for node in arguments.defaults)
             pairs = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            given = {one.arg: _value(value, found) for one, value in pairs if value is not None}
-            found.__kwdefaults__ = given
+            function.__kwdefaults__ = {
+                argument.arg: _value(default, function)
+                for argument, default in pairs
+                if default is not None
+            }
             changed += 1
     assert changed, f"{path} has no {name} in memory"
 
@@ -134,7 +159,7 @@ def _value(default: ast.expr, function: FunctionType) -> Any:
 
 
 def _functions(tree: ast.AST, within: str) -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions and methods by their qualified names; not those inside functions."""
+    """Yield functions and methods with their qualified names, but not functions in functions."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.FunctionDef):
             yield within + child.name, child
@@ -145,8 +170,8 @@ def _functions(tree: ast.AST, within: str) -> Iterator[tuple[str, ast.FunctionDe
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield one
-            if "<locals>" not in one.co_qualname:
-                yield from _codes(one)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            if "<locals>" not in constant.co_qualname:
+                yield from _codes(constant)

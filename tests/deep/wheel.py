@@ -1,8 +1,8 @@
-"""Build the sdist, the wheel from the sdist, install it into an environment of its own, use it.
+"""Build the sdist and, from it, the wheel; install the wheel in a new environment and use it.
 
-The environment has the wheel and nothing else of its own; what normscope depends on is read from
-the environment that runs this script, so that nothing large is downloaded. Needs pip and, where
-hatchling is not installed, an index to get it from.
+The new environment contains the wheel alone. normscope's dependencies are read from the environment
+that runs this script, so that nothing large is downloaded. Needs pip, and a package index if
+hatchling is not installed.
 
     python tests/deep/wheel.py [TEST FILES]
 """
@@ -23,25 +23,28 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 SOURCE = ROOT / "src" / "normscope"
 NOT_CODE = (".html", ".css", ".js", ".svg", ".json", ".safetensors", ".model", ".txt", ".typed")
-TESTS = ("tests/test_contributions.py", "tests/test_tokens.py", "tests/test_demo.py")
+TESTS = (
+    *("tests/results/test_contributions.py", "tests/text/test_tokens.py"),
+    "tests/cli/test_demo.py",
+)
 
 
 def call(*command: str | Path, path: Path | None = None, cwd: Path = ROOT) -> str:
-    """What a program prints; its output is shown where it fails."""
+    """Run a program and return what it prints; exit with its output if it fails."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
-    done = subprocess.run(
+    process = subprocess.run(
         [str(word) for word in command],
         cwd=cwd, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}")
-    return done.stdout
+    if process.returncode:
+        sys.exit(f"{' '.join(map(str, command))}\n{process.stdout}\n{process.stderr}")
+    return process.stdout
 
 
-def built(home: Path) -> tuple[Path, Path]:
-    """The sdist, and the wheel that is built from it and not from this folder."""
+def build(home: Path) -> tuple[Path, Path]:
+    """Build the sdist, and the wheel from the sdist instead of this folder; return both paths."""
     tools, dist = home / "tools", home / "dist"
     if find_spec("hatchling") is None:
         call(sys.executable, "-m", "pip", "install", "-q", "--target", tools, "hatchling>=1.27")
@@ -60,7 +63,7 @@ def built(home: Path) -> tuple[Path, Path]:
 
 
 def check_contents(wheel: Path) -> int:
-    """Every file of the package is in the wheel, whatever its kind."""
+    """Check that the wheel contains every file of the package; return their number."""
     tracked = call("git", "ls-files", "src/normscope").split() if (ROOT / ".git").exists() else []
     wanted = {name.removeprefix("src/") for name in tracked} or {
         str(file.relative_to(SOURCE.parent))
@@ -68,17 +71,17 @@ def check_contents(wheel: Path) -> int:
         if file.suffix in (".py", *NOT_CODE)
     }
     with zipfile.ZipFile(wheel) as archive:
-        there = set(archive.namelist())
-    if missing := sorted(wanted - there):
+        packed = set(archive.namelist())
+    if missing := sorted(wanted - packed):
         sys.exit(f"not in the wheel: {', '.join(missing)}")
-    more = {name for name in there - wanted if ".dist-info/" not in name}
-    if tracked and more:
-        sys.exit(f"in the wheel, but not in git: {', '.join(sorted(more))}")
+    untracked = {name for name in packed - wanted if ".dist-info/" not in name}
+    if tracked and untracked:
+        sys.exit(f"in the wheel, but not in git: {', '.join(sorted(untracked))}")
     return len(wanted)
 
 
-def installed(home: Path, wheel: Path) -> Path:
-    """The Python of an environment with the wheel in it."""
+def install(home: Path, wheel: Path) -> Path:
+    """Install the wheel in a new environment; return its Python."""
     venv.create(home / "env", with_pip=False, symlinks=os.name != "nt")
     python = home / "env" / "bin" / "python"
     site = Path(
@@ -86,30 +89,30 @@ def installed(home: Path, wheel: Path) -> Path:
     )
     pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
     call(*pip)
-    # Only its packages: editable installs are named in .pth files, which are not followed here.
+    # Editable installs are named in .pth files, which are not read from this folder.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    where = Path(
+    package = Path(
         call(python, "-c", "import normscope; print(normscope.__file__)", cwd=home).strip()
     )
-    if home not in where.parents:
-        sys.exit(f"the tests would run on {where}, not on the wheel")
+    if home not in package.parents:
+        sys.exit(f"the tests would run on {package}, not on the wheel")
     return python
 
 
 def main() -> None:
-    """Build, look, install, run."""
+    """Build the wheel, check its contents, install it and run it."""
     with tempfile.TemporaryDirectory(prefix="normscope-wheel-") as folder:
         home = Path(folder).resolve()
-        sdist, wheel = built(home)
+        sdist, wheel = build(home)
         for file in (sdist, wheel):
             print(f"{file.name}  {file.stat().st_size / 2**20:.1f} MiB")
         print(f"{check_contents(wheel)} files of the package, all in the wheel")
-        python = installed(home, wheel)
+        python = install(home, wheel)
         program = python.parent / "normscope"
         print(call(program, "version", cwd=home).strip())
         print(call(program, "demo", cwd=home).strip())
         tests = sys.argv[1:] or TESTS
-        # The tests from here, the package from there: src is not on their path.
+        # src is not on the path of these tests: they import the installed package.
         command = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-x", *tests)
         print(call(*command).strip().splitlines()[-1])
 
