@@ -1,9 +1,9 @@
 """Soft alignments between words, from decomposed cross-attention under teacher forcing.
 
 The decoder reads its start token and the target. Row t of a layer's matrix is the step that writes
-token t (``awo``) or the step that reads it (``awi``, one later). Pieces are merged into words: values
-are summed over the pieces of a source word, then averaged over the pieces of a target word. The
-tokens that the tokenizer adds to the source (``</s>``, a language code) form one extra column.
+token t (``awo``) or the step that reads it (``awi``, one later). Pieces are merged into words:
+values are summed over the pieces of a source word, then averaged over the pieces of a target word.
+The tokens that the tokenizer adds to the source (``</s>``, a language code) form one extra column.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Extractor:
         consume: Consume,
         rows: Sequence[int] | None = None,
     ) -> None:
-        """Call ``consume`` with (batch, layer, heads, values); values are (reading, batch, head, …).
+        """Call ``consume(batch, layer, heads, values)``, values as (reading, batch, head, …).
 
         Args:
             pairs: all sentence pairs.
@@ -107,7 +107,7 @@ class SoftAlignments:
         self.needs = Needs(whole_layers=need_whole_layers([map]), weights=True)
 
     def observe(self, view: LayerView) -> Mapping[str, Tensor]:
-        """Pass the word matrices of a layer to ``consume``; end the pass after the last one wanted."""
+        """Pass a layer's word matrices to ``consume``; end the pass after the last one wanted."""
         layer = view.captured.layer
         if view.kind == "cross" and layer in self.wanted:
             self._consume(view, layer, tuple(self.wanted[layer]))

@@ -284,7 +284,7 @@ class Engine:
     # ---- CUDA graphs
 
     def _shape(self, batch: Batch) -> Any:
-        """Return what batches must share to use the same recording; None if they cannot be recorded."""
+        """Return what batches must share to use one recording; None if not recordable."""
         tensors = {k: v for k, v in batch.inputs.items() if isinstance(v, Tensor)}
         recordable = all(needs.recordable for needs in self.needs)
         if not recordable or not all(p.is_cuda for p in self.model.parameters()):
@@ -398,7 +398,7 @@ class Pass:
         self.paths.add(captured.path)
 
     def _blocked(self, captured: Capture, real: Positions) -> Tensor | None:
-        """Return which real queries may attend to no key; cached, as layers mostly share one mask."""
+        """Return which real queries may attend to no key; layers mostly share one mask."""
         if self._mask[0] is not captured.mask or captured.mask is None:
             blocked = captured.blocked()
             if blocked is not None:

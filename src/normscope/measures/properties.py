@@ -13,7 +13,6 @@ mixes?). It needs a text, because a norm divides by the σ of its input.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -32,6 +31,7 @@ from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.shapes import Float
 from normscope.models.layouts import layer_of, layout_of, part
 from normscope.models.random_inputs import random_inputs
+from normscope.models.running import accepted_by
 from normscope.results.arrays import LabelledArray, is_int
 from normscope.text.limits import check_fits, max_length_of
 from normscope.text.tokens import encode, pad
@@ -363,7 +363,7 @@ def _ready(
     """Return the model's keyword arguments for a text, or ``inputs`` themselves."""
     if (text is None) == (inputs is None) or (text is not None and tokenizer is None):
         raise InputError("give a tokenizer and a text, or inputs= alone: σ depends on the input")
-    accepted = inspect.signature(model.forward).parameters
+    accepted = accepted_by(model)
     if text is not None:
         if model.config.is_encoder_decoder:
             raise InputError(
