@@ -1,4 +1,4 @@
-"""The public proof: does normscope see this model exactly? For tests and for your own models.
+"""Check that normscope decomposes a model exactly; for tests and for your own models.
 
 >>> from normscope.testing import check_architecture
 >>> check_architecture(model).worst                                         # doctest: +SKIP
@@ -42,13 +42,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Proof:
-    """What was shown of one model on one batch."""
+    """The result of `check_architecture`."""
 
     model: str  # its class
     attentions: dict[str, int]  # calls by stack and kind: {"encoder.layer self": 12}
-    paths: tuple[str, ...]  # the ways in: "interface", "watched"
+    paths: tuple[str, ...]  # how attention was captured: "interface", "watched"
     worst: float  # the largest relative gap between the parts and the model's own output
-    bound: float  # what it had to stay under
+    bound: float  # the largest gap that was accepted
 
 
 def check_architecture(
@@ -56,16 +56,16 @@ def check_architecture(
 ) -> Proof:
     """Prove that normscope's parts add up to what ``model`` itself computes.
 
-    On one batch (``inputs``, or random ids with padding) it is shown that
+    On one batch (``inputs``, by default random ids with padding) it checks that
 
     1. the model's outputs under capture are bit for bit those of its own eager attention;
     2. for every attention call Σ_h Σ_j α f(x_j) + b_O is the real output, within ``bound`` of
        the parts' size (default: rounding in the model's dtype);
     3. the factored norms are those of the vectors themselves, at random cells of every map;
-    4. the model is afterwards as it was: configuration, hooks, modes.
+    4. the model's configuration, hooks and modes are afterwards what they were before.
 
     Raises ExactnessError or UnsupportedModelError otherwise. Freshly initialised weights hide
-    mistakes (zero biases, unit scales): ``randomize_`` them first, in float64.
+    mistakes (zero biases, unit scales): call ``randomize_`` first, in float64.
     """
     kind = type(model).__name__
     inputs = random_inputs(model) if inputs is None else inputs
@@ -96,9 +96,9 @@ def check_architecture(
 
 
 class FullPrecision(TorchFunctionMode):
-    """Keeps float64 where a model's modules round to float32 for a while, as many norms do.
+    """A context in which a float64 model stays in float64, also where modules cast to float32.
 
-    Inside, a float64 model is float64 throughout: what is left of a gap is no rounding.
+    Many norms do so; inside this context a remaining gap is not due to their rounding.
     """
 
     def __torch_function__(
@@ -116,12 +116,12 @@ class FullPrecision(TorchFunctionMode):
 def check_layers(
     model: nn.Module, inputs: Mapping[str, Any] | None = None, *, bound: float | None = None
 ) -> dict[str, float]:
-    """Prove every scope of every layer: parts and bias are the model's own hidden states.
+    """Prove for every scope of every layer that parts and bias add up to the model's own states.
 
-    Gives the worst relative gap of each map, spot checks included, over both conventions for the
+    Returns the worst relative gap of each map, spot checks included, over both conventions for the
     feed-forward's bias. Raises ExactnessError above ``bound`` (default: rounding in the dtypes that
-    the layers compute in), UnsupportedModelError where a layer's wiring is not known. For a proof
-    free of rounding use float64 inside ``FullPrecision()``.
+    the layers compute in), and UnsupportedModelError for a layer whose structure is not known. For
+    a proof without rounding use float64 inside ``FullPrecision()``.
     """
     inputs = random_inputs(model) if inputs is None else inputs
     check_available(model, [name for name in ANALYSES if SCOPES[name].end == "residual"])
@@ -140,7 +140,7 @@ def _all_maps(view: LayerView) -> None:
 
 
 def _state(model: nn.Module) -> list[Any]:
-    """What a capture changes and must put back."""
+    """Return what a capture changes and must restore."""
     return [
         [(c._attn_implementation_internal, c.to_dict()) for c in configs_of(model).values()],
         [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
@@ -148,7 +148,7 @@ def _state(model: nn.Module) -> list[Any]:
 
 
 def _tensors(output: Any, name: str = "output") -> dict[str, Tensor]:
-    """Every tensor in a model's output, by where it stands in it."""
+    """Return every tensor in a model's output, by its path in the output."""
     if isinstance(output, Tensor):
         return {name: output}
     items: Any = ()

@@ -237,7 +237,7 @@ def test_maps_and_models_that_do_not_fit_are_refused() -> None:
         align(SOURCE, TARGET, model_of("t5"), tokenizer(pair=False), map="attn")
     with pytest.raises(InputError, match=r"no map 'attn_res_ln_n'; it has: attn_w, attn_n"):
         align(SOURCE, TARGET, model_of("t5"), tokenizer(pair=False), map="attn_res_ln_n")
-    with pytest.raises(InputError, match=r"BertModel is no encoder-decoder model"):
+    with pytest.raises(InputError, match=r"BertModel is not an encoder-decoder model"):
         align(SOURCE, TARGET, model_of("bert"), tokenizer(pair=False))
     with pytest.raises(InputError, match=r"token budget must be at least 1"):
         align(SOURCE, TARGET, model_of("t5"), tokenizer(pair=False), budget=0)
@@ -251,7 +251,7 @@ def test_a_configuration_that_does_not_say_is_refused(missing: str) -> None:
     assert cross_shape(model) == (2, 3)
     del told[missing]
     model.config = SimpleNamespace(**told)
-    with pytest.raises(InputError, match="is no encoder-decoder model"):
+    with pytest.raises(InputError, match="is not an encoder-decoder model"):
         cross_shape(model)
 
 

@@ -85,7 +85,7 @@ def test_every_option_has_a_name_of_its_own() -> None:
     assert len(names) > 100
     assert names["align map"] == ["--map"]
     assert names["corpus checkpoint_seconds"] == ["--checkpoint-seconds"]
-    renamed = {"as_json": "--json", "output": "--json", "help": "--help"}
+    renamed = {"as_json": "--json", "output": "--json", "help": "--help", "models": "--model"}
     for place, options in names.items():
         parameter = place.split()[1]
         expected = f"--{parameter.replace('_', '-')}"

@@ -69,7 +69,9 @@ def test_towers_with_different_numbers_of_rows_are_refused() -> None:
     for rows in (1, 2):
         pixels = inputs["pixel_values"][:1].expand(rows, -1, -1, -1)
         assert rows != len(texts["input_ids"])
-        with pytest.raises(InputError, match=rf"{rows} of vision.*as many of one as of the other"):
+        with pytest.raises(
+            InputError, match=rf"{rows} of vision.*same number of rows for every part"
+        ):
             normscope.analyze_inputs(model, {**texts, "pixel_values": pixels})
 
 

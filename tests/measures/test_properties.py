@@ -219,9 +219,9 @@ def test_singular_values_are_those_of_the_whole_matrix(name: str) -> None:
 
 def test_a_layer_or_head_that_is_not_there_is_refused() -> None:
     model = tiny_model("bert")
-    with pytest.raises(InputError, match="layer 3 is not there; valid: 0 to 2"):
+    with pytest.raises(InputError, match="no layer 3; valid: 0 to 2"):
         singular_values(model, 3, 0)
-    with pytest.raises(InputError, match="head -1 is not there; valid: 0 to 3"):
+    with pytest.raises(InputError, match="no head -1; valid: 0 to 3"):
         singular_values(model, 0, -1)
 
 

@@ -537,7 +537,7 @@ def test_read_norm_ignores_rows_that_are_not_numbers() -> None:
 
 def test_read_norm_refuses_what_is_no_norm() -> None:
     x, squash = drawn(5, 16), Squash().double()
-    with pytest.raises(UnsupportedModelError, match=r"h\.0\.ln_1 \(Squash\) is no LayerNorm"):
+    with pytest.raises(UnsupportedModelError, match=r"h\.0\.ln_1 \(Squash\) is not a LayerNorm"):
         read_norm(squash, x, squash(x), "h.0.ln_1")
     norm = nn.LayerNorm(16, eps=1e-5).double()
     made = norm(x)

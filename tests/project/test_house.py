@@ -196,7 +196,7 @@ def test_scopes_are_named_in_their_table_alone() -> None:
     from normscope.decomposition.scopes import NAMES
 
     name = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
-    parsing = re.compile(r"^_?(?:ff|ln|res|atb|attn)_?$")
+    parsing = re.compile(r"^(?:_(?:ff|ln|res)_?|(?:ff|ln|res)_|(?:atb|attn)_?)$")
     found = {
         (module, text[:60])
         for module in MODULES

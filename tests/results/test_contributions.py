@@ -85,7 +85,7 @@ def test_reading_a_result_with_one_part() -> None:
     assert result.error == {"attn_w": 0.1, "norms": 1e-7 / 3}
     assert result.parts == result.mixing_ratio == result.bias_share == {}
     assert single().key_tokens is CATS
-    with pytest.raises(InputError, match="no map 'attn_n' here; there is: attn_w, norms"):
+    with pytest.raises(InputError, match="no map 'attn_n' in this result; it has: attn_w, norms"):
         result["attn_n"]
     with pytest.raises(AttributeError, match="no 'encoder'; it has one part, itself"):
         result.encoder  # noqa: B018
@@ -315,7 +315,7 @@ def rewritten(path: Path, change: Any) -> Path:
         (lambda h, t: h.pop("parts"), "damaged.*parts"),
         (lambda h, t: (h.update(parts={}), t.clear()), "needs maps and tokens"),
         (lambda h, t: h.update(tokens=[]), "damaged"),
-        (lambda h, t: h["tokens"][0]["strings"].pop(), "one entry a position"),
+        (lambda h, t: h["tokens"][0]["strings"].pop(), "one entry per position"),
         (lambda h, t: h["tokens"].append({"nonsense": 1}), "damaged"),
         (lambda h, t: h["parts"][""]["error"].update(norms="x"), "damaged"),
         (lambda h, t: h["parts"][""]["arrays"]["norms"].update(axes=["layer"]), "axes"),

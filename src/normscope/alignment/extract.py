@@ -1,9 +1,9 @@
-"""Soft alignments between words: teacher forcing by batches, cross-attention taken apart.
+"""Soft alignments between words, from decomposed cross-attention under teacher forcing.
 
 The decoder reads its start token and the target. Row t of a layer's matrix is the step that writes
-token t (``awo``) or the step that reads it (``awi``, one later). Pieces become words: values are
-summed over the pieces of a source word, then averaged over the pieces of a target word. What the
-tokenizer puts around the source (``</s>``, a language code) counts together as one more column.
+token t (``awo``) or the step that reads it (``awi``, one later). Pieces are merged into words:
+values are summed over the pieces of a source word, then averaged over the pieces of a target word.
+The tokens that the tokenizer adds to the source (``</s>``, a language code) form one extra column.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Head = int | None  # None: all heads together
 
 @dataclass(frozen=True)
 class Choice:
-    """One soft alignment that a model offers."""
+    """The layer, head and reading of one soft alignment."""
 
     layer: int
     head: Head
@@ -44,7 +44,7 @@ Consume = Callable[[PairBatch, int, tuple[Head, ...], Tensor], None]
 
 
 class Extractor:
-    """One model, one map: every batch's word matrices, a layer at a time."""
+    """Computes word matrices of one map of a model, by batch and layer."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class Extractor:
         consume: Consume,
         rows: Sequence[int] | None = None,
     ) -> None:
-        """Give (batch, layer, heads, values) to ``consume``, values as (reading, batch, head, …).
+        """Call ``consume(batch, layer, heads, values)``, values as (reading, batch, head, …).
 
         Args:
             pairs: all sentence pairs.
-            wanted: layers, with the heads of each; None is all heads together.
+            wanted: the heads of each layer; None is the sum of all heads.
             readings: ``awi``, ``awo`` or both.
             consume: called for every batch and layer. It must not keep the tensor.
-            rows: which pairs; without it, all.
+            rows: indices of the pairs to use; all by default.
         """
         measure = SoftAlignments(self.map, wanted, readings, consume)
         all_batches = batches(
@@ -86,7 +86,7 @@ class Extractor:
 
 
 class TranslationBatch(Batch):
-    """Sentence pairs that go through both stacks, without the output layer."""
+    """Sentence pairs for both stacks of a model, run without its output layer."""
 
     def __init__(self, model: Any, pairs: PairBatch) -> None:
         super().__init__(model, pairs.inputs, forward=lambda model: forward(model, pairs.inputs))
@@ -94,7 +94,7 @@ class TranslationBatch(Batch):
 
 
 class SoftAlignments:
-    """The map of some layers and heads of the cross-attention, between words."""
+    """The measure of the extractor: cross-attention maps of some layers and heads, by words."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class SoftAlignments:
         self.needs = Needs(whole_layers=need_whole_layers([map]), weights=True)
 
     def observe(self, view: LayerView) -> Mapping[str, Tensor]:
-        """Hand the word matrices of a layer over; end the pass behind the last one wanted."""
+        """Pass a layer's word matrices to ``consume``; end the pass after the last one wanted."""
         layer = view.captured.layer
         if view.kind == "cross" and layer in self.wanted:
             self._consume(view, layer, tuple(self.wanted[layer]))
@@ -117,7 +117,7 @@ class SoftAlignments:
 
     def _consume(self, view: LayerView, layer: int, heads: tuple[Head, ...]) -> None:
         batch: PairBatch = view.batch.pairs
-        # Keys are those of the encoder; a map through the residual has one more, left out below.
+        # A map with the residual has an extra last key, which is left out here.
         count = view.positions.keys.shape[1]
         single = [head for head in heads if head is not None]
         channels: list[Tensor] = []
@@ -135,11 +135,11 @@ class SoftAlignments:
         self.consume(batch, layer, ordered, words)
 
     def finish(self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]) -> None:
-        """Return nothing: everything was handed over layer by layer."""
+        """Return nothing: ``consume`` has received everything layer by layer."""
 
 
 def forward(model: Any, inputs: Mapping[str, Tensor]) -> None:
-    """Both stacks, without the output layer: its logits would be the largest array of all."""
+    """Run both stacks without the output layer, whose logits would be the largest array."""
     body = model.base_model
     if body is not model:
         body(**inputs, use_cache=False)
@@ -156,30 +156,22 @@ def forward(model: Any, inputs: Mapping[str, Tensor]) -> None:
 
 
 def cross_shape(model: nn.Module) -> tuple[int, int]:
-    """How many layers of cross-attention a model has, and how many heads each."""
+    """Return the number of cross-attention layers of a model, and of heads in each."""
     config: Any = model.config
-    layers = next(
-        (
-            value
-            for name in ("decoder_layers", "num_decoder_layers", "num_hidden_layers")
-            if isinstance(value := getattr(config, name, None), int)
-        ),
-        0,
-    )
-    heads = next(
-        (
-            value
-            for name in ("decoder_attention_heads", "num_heads", "num_attention_heads")
-            if isinstance(value := getattr(config, name, None), int)
-        ),
-        0,
-    )
+    layers = _first_int(config, "decoder_layers", "num_decoder_layers", "num_hidden_layers")
+    heads = _first_int(config, "decoder_attention_heads", "num_heads", "num_attention_heads")
     if not getattr(config, "is_encoder_decoder", False) or not layers or not heads:
         raise InputError(
-            f"{type(model).__name__} is no encoder-decoder model: words are aligned by the "
-            "cross-attention of a model that translates"
+            f"{type(model).__name__} is not an encoder-decoder model: word alignment uses the "
+            "cross-attention of a translation model"
         )
     return layers, heads
+
+
+def _first_int(config: Any, *names: str) -> int:
+    """Return the first of these fields that is an int, or 0."""
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int)), 0)
 
 
 def check_map(model: nn.Module, map: str) -> None:

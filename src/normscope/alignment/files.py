@@ -9,7 +9,7 @@ from typing import Any
 
 from normscope.alignment.links import FORMATS, Format, Link, Links, parse, write
 from normscope.errors import InputError
-from normscope.results.files import whole_file
+from normscope.foundation.files import whole_file
 
 SUFFIXES: Mapping[str, Format] = {
     ".talp": "talp",

@@ -88,7 +88,10 @@ _SHOWN: dict[str, tuple[str | None, str]] = {
     "device": ("DEVICE", "cpu, cuda, cuda:1 or mps. Default: cpu."),
     "dtype": ("DTYPE", "float64, float32, bfloat16 or float16. Default: as stored."),
 }
-_META = {name: {"metavar": value, "help": text} for name, (value, text) in _SHOWN.items()}
+_META: dict[str, dict[str, Any]] = {
+    name: {"metavar": value, "help": text} for name, (value, text) in _SHOWN.items()
+}
+_META["budget"]["min"] = 1
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from normscope.alignment.options import AlignOptions
 from normscope.cli.aer import print_scores, score_file
 from normscope.cli.options import OUTPUT, CommandArguments, CommonOptions, command, option, shared
 from normscope.cli.output import note, quiet
-from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,76 +23,21 @@ class AlignmentArguments(CommandArguments):
     """The options that `align` and `translate-align` share."""
 
     source: Path = option(help="The source text, UTF-8, one sentence per line.", metavar="FILE")
-    model: str | None = option(
-        None,
-        help="An encoder-decoder model that translates from the source language: a folder, or "
-        "a name on the Hugging Face hub (owner/name). Default: the German-English model that "
-        "comes with normscope.",
-        metavar="NAME",
-    )
-    map: str = option(
-        NORMS,
-        help=f"The map of the cross-attention to align by. {NORMS}: the norm ‖αf(x)‖. "
-        f"{WEIGHTS}: the weight α. Maps with residual, norm and feed-forward work as well; "
-        "normscope analyze --help lists them.",
-        metavar="MAP",
-    )
-    layer: str = option(
-        "auto", help="A decoder layer, counted from 0; auto: choose without gold.", metavar="auto|N"
-    )
-    head: str = option(
-        "auto",
-        help="A head, counted from 0; sum: all heads of a layer together.",
-        metavar="auto|sum|N",
-    )
-    reading: str = option(
-        "auto",
-        help="awi: align a target word at the decoding step where it is the input. awo: at the "
-        "step where it is the output.",
-        metavar="auto|awi|awo",
-    )
-    reverse_model: str | None = option(
-        None, help="A model that translates in the other direction.", metavar="NAME"
-    )
-    symmetrize: str | None = option(
-        None,
-        help="How to combine both directions: intersection, union, grow-diag, "
-        "grow-diag-final, grow-diag-final-and (the default with --reverse-model).",
-        metavar="METHOD",
-    )
-    words: str = option(
-        "space",
-        help="How to split a line into words: at spaces, or by the Moses tokenizer (sacremoses).",
-        metavar="space|moses",
-    )
-    source_lang: str | None = option(
-        None, help="Code of the source language, for a multilingual model.", metavar="CODE"
-    )
-    target_lang: str | None = option(
-        None, help="Code of the target language, for a multilingual model.", metavar="CODE"
-    )
-    prefix: str = option(
-        "", help="Text to put before each source sentence, as T5 models need it.", metavar="TEXT"
-    )
-    combine: int | None = option(
-        None,
-        help="Average the N best candidates. Default: three, or fewer if there are fewer than "
-        "thirty candidates.",
-        metavar="N",
-    )
-    soft: bool = option(
-        False, help="Also write the soft alignment matrices; needs a .jsonl output."
-    )
-    skip_long: bool = option(
-        False, help="Write no links for pairs that are too long for the model."
-    )
-    budget: int | None = option(
-        None,
-        help="Tokens in one batch, which bounds the memory. Default: 4096 on a CPU and 32768 "
-        "on a GPU.",
-        metavar="N",
-        min=1,
-    )
+    model: str | None = shared(AlignOptions, "model")
+    map: str = shared(AlignOptions, "map")
+    layer: str = shared(AlignOptions, "layer")
+    head: str = shared(AlignOptions, "head")
+    reading: str = shared(AlignOptions, "reading")
+    reverse_model: str | None = shared(AlignOptions, "reverse_model")
+    symmetrize: str | None = shared(AlignOptions, "symmetrize")
+    words: str = shared(AlignOptions, "words")
+    source_lang: str | None = shared(AlignOptions, "source_lang")
+    target_lang: str | None = shared(AlignOptions, "target_lang")
+    prefix: str = shared(AlignOptions, "prefix")
+    combine: int | None = shared(AlignOptions, "combine")
+    soft: bool = shared(AlignOptions, "soft")
+    skip_long: bool = shared(AlignOptions, "skip_long")
+    budget: int | None = shared(AlignOptions, "budget")
     device: str | None = shared(CommonOptions, "device")
     dtype: str | None = shared(CommonOptions, "dtype")
     output: Path | None = option(
@@ -114,15 +59,8 @@ class AlignArguments(AlignmentArguments):
     """The options of `normscope align`."""
 
     target: Path = option(help="The translation of the source, line by line.", metavar="FILE")
-    gold: Path | None = option(
-        None, help="Gold links (.talp, Pharaoh, .jsonl) to print scores against.", metavar="FILE"
-    )
-    method: str = option(
-        "attention",
-        help="attention, or a baseline: saliency or smoothgrad (gradients), eflomal (learns "
-        "from the two texts, without a model).",
-        metavar="METHOD",
-    )
+    gold: Path | None = shared(AlignOptions, "gold")
+    method: str = shared(AlignOptions, "method")
     compare: list[Path] | None = option(
         None,
         help="Links of another aligner (fast_align, GIZA++) to score as well; needs --gold. "
@@ -199,7 +137,7 @@ def translate_align(arguments: TranslateAlignArguments) -> None:
       normscope translate-align --source text.de --output links.jsonl
     """  # noqa: D301
     import normscope
-    from normscope.results.files import whole_file
+    from normscope.foundation.files import whole_file
 
     _check_output(arguments.file, arguments.soft)
     source = _read(arguments.source)
@@ -229,7 +167,7 @@ def _read(path: Path) -> list[str]:
 def _check_output(output: Path | None, soft: bool) -> None:
     """Raise InputError, before any work, for a file that cannot be written or hold the matrices."""
     from normscope.alignment.files import format_of
-    from normscope.results.files import check_file
+    from normscope.foundation.files import check_file
 
     if output is not None:
         check_file(output, (output.suffix.lower(),))

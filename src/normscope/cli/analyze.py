@@ -144,6 +144,7 @@ def analyze(arguments: AnalyzeArguments) -> None:
 
 def _check(arguments: AnalyzeArguments, keywords: dict[str, Any]) -> None:
     """Raise InputError for arguments that cannot be used, before the model is loaded."""
+    from normscope.foundation.files import check_file
     from normscope.results import files
 
     output, reductions, layers = arguments.output, keywords["reduce"], arguments.layers
@@ -158,7 +159,7 @@ def _check(arguments: AnalyzeArguments, keywords: dict[str, Any]) -> None:
     if output is not None and not reductions:
         files.check_output(output, PICTURES)
     elif output not in (None, files.STDOUT):
-        files.check_file(output, (".json",), also=", or be - for standard output")
+        check_file(output, (".json",), also=", or be - for standard output")
     if is_picture(output) and keywords["heads"] != "sum":
         raise InputError("a picture shows the sum over heads: leave out --heads, or write .html")
 
@@ -248,12 +249,13 @@ def _write_page(arguments: AnalyzeArguments) -> None:
 
 def _write_reductions(result: Contributions, output: str | None) -> None:
     """Write the reductions as JSON to a file or to standard output."""
+    from normscope.foundation.files import whole_file
     from normscope.results import files
 
     data = (json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n").encode()
     if output is None or output == files.STDOUT:
         sys.stdout.buffer.write(data)
         return
-    with files.whole_file(output) as file:
+    with whole_file(output) as file:
         file.write(data)
     print(f"wrote {output}", file=sys.stderr)

@@ -73,7 +73,7 @@ def bench(arguments: BenchArguments) -> None:
     """  # noqa: D301
     from normscope.cli.bench_timing import run
     from normscope.cli.bench_works import BenchSettings
-    from normscope.results.files import check_file, whole_file
+    from normscope.foundation.files import check_file, whole_file
 
     if arguments.output is not None:
         check_file(arguments.output, (".json",))

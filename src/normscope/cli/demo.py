@@ -80,8 +80,8 @@ def run_demo(output: Path | None = None, model: str | Path | None = None) -> Non
     `model` is a folder or a name, by default the default model.
     """
     import normscope
+    from normscope.foundation.files import check_file
     from normscope.models import identity, load
-    from normscope.results.files import check_file
 
     path = check_file(DEFAULT_PICTURE if output is None else output, PICTURES)
     loaded, tokenizer = load(model)

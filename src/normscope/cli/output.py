@@ -74,7 +74,7 @@ def is_picture(output: str | None) -> bool:
 
 def save_figure(figure: Any, path: str | Path, dpi: int) -> None:
     """Write a matplotlib figure in the format that the file name ends in."""
-    from normscope.results.files import whole_file
+    from normscope.foundation.files import whole_file
 
     with whole_file(path) as file:
         figure.savefig(file, format=Path(path).suffix.lower().removeprefix("."), dpi=dpi)

@@ -39,7 +39,7 @@ def view(arguments: ViewArguments) -> None:
       normscope view cat.safetensors --output cat.html
     """  # noqa: D301
     import normscope
-    from normscope.results.files import check_file
+    from normscope.foundation.files import check_file
     from normscope.show import page
     from normscope.show.page.show import show
 

@@ -1,9 +1,10 @@
-"""The share of an activation: (g(p) − g(b)) / (p − b), without dividing where it would hurt.
+"""Secant slopes of activations, (g(p) − g(b)) / (p − b), stable where p is close to b.
 
 Integrated gradients along a straight path split g(p) − g(b) among the summands of p − b in
 proportion to their size, whatever elementwise g is (Kobayashi et al., ICLR 2024). The factor is the
-slope of the secant. From a zero baseline most activations have it in closed form; elsewhere it is a
-quotient where the two points are well apart and the mean of the derivative where they are not.
+slope of the secant. For a zero baseline, most activations have a closed form. Otherwise the slope
+is the quotient where the two points are far apart, and the mean of the derivative between them
+where they are close.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 from normscope.foundation.shapes import Float
 
 Activation = Callable[[Tensor], Tensor]
-NODES = 32  # Gauss–Legendre; 1e-15 for |p| ≤ 10 and 6e-12 for |p| ≤ 60 (SiLU)
+NODES = 32  # of Gauss–Legendre; the error is 1e-15 for |p| ≤ 10 and 6e-12 for |p| ≤ 60 (SiLU)
 
 
 def _gelu_tanh(p: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def _tanh(p: Tensor) -> Tensor:
     return torch.where(near, series, torch.tanh(p) / torch.where(near, torch.ones_like(p), p))
 
 
-# g(p) / p for the activations with g(0) = 0 that have it without a division.
+# g(p) / p in closed form, for activations with g(0) = 0.
 CLOSED: dict[str, Activation] = {
     "gelu": lambda p: torch.special.ndtr(p),
     "gelu_tanh": _gelu_tanh,
@@ -40,7 +41,7 @@ CLOSED: dict[str, Activation] = {
     "tanh": _tanh,
     "linear": torch.ones_like,
 }
-# What each of them is, to recognise an activation by what it does.
+# The activations themselves; `recognise` compares their values with those of a given function.
 KNOWN: dict[str, Activation] = {
     "gelu": torch.nn.functional.gelu,
     "gelu_tanh": lambda p: torch.nn.functional.gelu(p, approximate="tanh"),
@@ -53,14 +54,14 @@ KNOWN: dict[str, Activation] = {
 
 
 def recognise(activation: Activation) -> str | None:
-    """The name in KNOWN of an activation, by its values on a grid in float64; None if new."""
+    """Return the name in KNOWN of an activation, or None; compares values on a grid in float64."""
     with torch.no_grad():
         grid = torch.linspace(-12, 12, 97, dtype=torch.float64)
-        made = activation(grid.clone())
-        if made.shape != grid.shape:
+        outputs = activation(grid.clone())
+        if outputs.shape != grid.shape:
             return None
         for name, known in KNOWN.items():
-            if torch.allclose(made, known(grid), rtol=1e-12, atol=1e-14):
+            if torch.allclose(outputs, known(grid), rtol=1e-12, atol=1e-14):
                 return name
     return None
 
@@ -68,7 +69,7 @@ def recognise(activation: Activation) -> str | None:
 def secant(
     activation: Activation, p: Float[Tensor, "*any"], base: Float[Tensor, "*any"] | None = None
 ) -> Float[Tensor, "*any"]:
-    """(g(p) − g(base)) / (p − base), in float64; ``base`` None is zero."""
+    """Return (g(p) − g(base)) / (p − base) in float64; ``base`` is zero by default."""
     p = p.double()
     name = recognise(activation)
     if base is None and name is not None:
@@ -77,7 +78,7 @@ def secant(
     if name == "relu":
         return _relu_secant(p, start)
     difference = p - start
-    # Far apart, the quotient loses few digits; near, the derivative is nearly constant.
+    # The quotient loses digits where the points are close; there the derivative is nearly constant.
     near = difference.abs() < 1e-2 * (1 + start.abs())
     step = torch.where(near, torch.ones_like(p), difference)
     quotient = (activation(p) - activation(start)) / step
@@ -91,7 +92,7 @@ def _relu_secant(p: Tensor, base: Tensor) -> Tensor:
 
 
 def mean_derivative(activation: Activation, start: Tensor, end: Tensor) -> Tensor:
-    """∫₀¹ g'(start + t(end − start)) dt."""
+    """Return ∫₀¹ g'(start + t(end − start)) dt."""
     total = torch.zeros_like(start)
     for node, weight in nodes():
         total += weight * derivative(activation, start + node * (end - start))
@@ -99,7 +100,7 @@ def mean_derivative(activation: Activation, start: Tensor, end: Tensor) -> Tenso
 
 
 def derivative(activation: Activation, at: Tensor) -> Tensor:
-    """g', elementwise, by automatic differentiation."""
+    """Return g', elementwise, by automatic differentiation."""
     with torch.enable_grad():
         at = at.detach().requires_grad_(True)
         (slope,) = torch.autograd.grad(activation(at).sum(), at)
@@ -107,7 +108,7 @@ def derivative(activation: Activation, at: Tensor) -> Tensor:
 
 
 def nodes() -> list[tuple[float, float]]:
-    """Gauss–Legendre nodes and weights on [0, 1]."""
+    """Return Gauss–Legendre nodes and weights on [0, 1]."""
     import numpy as np
 
     x, w = np.polynomial.legendre.leggauss(NODES)
@@ -121,7 +122,7 @@ def gated_shares(
     gate_base: Float[Tensor, "*any"] | None = None,
     up_base: Float[Tensor, "*any"] | None = None,
 ) -> tuple[Float[Tensor, "*any"], Float[Tensor, "*any"]]:
-    """Factors A, B with c_j = up_j·A + gate_j·B for the product g(gate)·up, in float64.
+    """Return A and B with c_j = up_j·A + gate_j·B for the product g(gate)·up, in float64.
 
     Along the straight path from (gate_base, up_base), A = ∫ g(gate(t)) dt and
     B = ∫ g'(gate(t))·up(t) dt. From zero, with θ(u) = g(u)/u, both come from one integral
@@ -137,7 +138,7 @@ def gated_shares(
     u0 = torch.zeros_like(up) if up_base is None else up_base.double()
     first, second = torch.zeros_like(gate), torch.zeros_like(gate)
     for node, weight in nodes():
-        here = g0 + node * (gate - g0)
-        first += weight * activation(here)
-        second += weight * derivative(activation, here) * (u0 + node * (up - u0))
+        point = g0 + node * (gate - g0)
+        first += weight * activation(point)
+        second += weight * derivative(activation, point) * (u0 + node * (up - u0))
     return first, second

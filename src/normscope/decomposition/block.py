@@ -5,13 +5,13 @@ The vector that key j adds to query i stays, up to the feed-forward's activation
     v_ij = w_i · Σ_h α_ij^h L f_h(x_j) + δ_ij · own_i
 
 with L linear and the same for all queries, w_i a number, and own_i what reached the diagonal
-through residual connections. A norm whose σ_i is held fixed adds γ ⊙ (v − mean v) to L and divides
-w_i and own_i by σ_i. So no (query, key, hidden) array is needed: lengths off the diagonal come from
-a Gram matrix for each key, the diagonal and the sums over keys from arrays of (query, hidden) size.
+through residual connections. A norm with fixed σ_i appends γ ⊙ (v − mean v) to L and divides w_i
+and own_i by σ_i. So no (query, key, hidden) array is needed: lengths off the diagonal come from a
+Gram matrix for each key, the diagonal and the sums over keys from arrays of (query, hidden) size.
 What belongs to no token (b_O, γ(b_O − mean b_O)/σ, β) is carried along as ``bias``.
 
-In cross-attention the residual is the decoder's own state and no key of the source: ``own`` is then
-a column of its own, the last.
+In cross-attention the residual is the decoder's own state, which is not a key of the source:
+``own`` is then an extra column, the last.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from normscope.kernels import Linear
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A normalisation whose σ is held at the value for the whole vector, biases included."""
+    """A normalisation with σ fixed at its value for the whole vector, biases included."""
 
     parameters: NormParameters
-    given: Float[Tensor, "batch query hidden"]  # what it acted on
+    inputs: Float[Tensor, "batch query hidden"]  # the vectors that it normalised
 
     @cached_property
     def sigma(self) -> Float[Tensor, "batch query"]:
         """σ_i, computed for a block of queries at a time."""
-        wide = torch.promote_types(self.given.dtype, torch.float32)
-        step = max(1, 2**24 // self.given[:, :1].numel())
+        wide = torch.promote_types(self.inputs.dtype, torch.float32)
+        step = max(1, 2**24 // self.inputs[:, :1].numel())
         sigmas = [
             self.parameters.sigma(block.to(wide)).squeeze(-1)
-            for block in self.given.split(step, dim=1)
+            for block in self.inputs.split(step, dim=1)
         ]
         return sigmas[0] if len(sigmas) == 1 else torch.cat(sigmas, dim=1)
 

@@ -1,8 +1,8 @@
-"""Cells of a map that are computed a second time, straight from the definition.
+"""Cells of a map that are computed a second time, directly from the definition.
 
-Completeness alone does not see every mistake: a residual that is put on the wrong cells still adds
-up. So a few random cells of some layers are built as whole vectors, and their gap to the fast form
-counts in the error.
+Completeness alone does not reveal every mistake: the sum is right even if the residual is added to
+the wrong cells. So a few random cells of some layers are built as whole vectors, and their gap to
+the fast form counts in the error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from normscope.foundation.shapes import Bool, Float
 
 TINY = torch.finfo(torch.float64).tiny
 CELLS = 2  # checked in each row of a batch and each layer
-DRAWS = 64  # layers with cells of their own; later layers use the same ones again
+DRAWS = 64  # layers with cells of their own; later layers reuse these
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Cells:
     j: Tensor
     alpha: Float[Tensor, "batch cell head"]
     vectors: Float[Tensor, "batch cell head out"]
-    context_gap: Float[Tensor, " batch"] | None  # where weights are recomputed from q and k
+    context_gap: Float[Tensor, " batch"] | None  # if weights are recomputed from q and k
 
     def of(self, array: Tensor) -> Tensor:
         """Return the same cells of a (batch, …, query, key) map."""
@@ -97,7 +97,7 @@ class Cells:
         return self._worst(((values - lengths).abs() / size.clamp_min(TINY)).amax(dim=-1))
 
     def _worst(self, gaps: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Return the larger of the gaps and of the gap of the weights they were made from."""
+        """Return the larger of the gaps and the gap of the weights they were computed from."""
         return gaps if self.context_gap is None else torch.maximum(gaps, self.context_gap)
 
 

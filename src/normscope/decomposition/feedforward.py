@@ -2,11 +2,11 @@
 
 The block is W_1, an activation g, W_2, a residual connection and norms. All but g is linear once
 the norms' σ are fixed; g is split over its summands by integrated gradients along the straight
-path, which is closed: each neuron hands out g(p) − g(0) in proportion to the summands of p. The
-residual carries the attention block's own decomposition and is added for every key.
+path, which have a closed form: each neuron distributes g(p) − g(0) in proportion to the summands of
+p. The residual carries the attention block's own decomposition and is added for every key.
 
-The vectors have to be built here: for a block of keys and queries at a time, within a memory
-budget. All queries share the first projection of a key's vectors.
+Here the vectors themselves must be built: for a block of keys and queries at a time, within a
+memory budget. All queries share the first projection of a key's vectors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FeedForwardWeights:
 
     first: Float[Tensor, "hidden inner"]
     first_bias: Float[Tensor, " inner"] | None
-    gate: Float[Tensor, "hidden inner"] | None  # goes through the activation where there is one
+    gate: Float[Tensor, "hidden inner"] | None  # input of the activation in gated blocks
     gate_bias: Float[Tensor, " inner"] | None
     second: Float[Tensor, "inner out"]
     second_bias: Float[Tensor, " out"] | None
@@ -46,7 +46,7 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True, eq=False)
 class ActivationShares:
-    """Factors with which a neuron passes on its summands: first_j · first + gate_j · gate."""
+    """Factors by which a neuron multiplies its summands: first_j · first + gate_j · gate."""
 
     first: Float[Tensor, "batch query inner"]
     gate: Float[Tensor, "batch query inner"] | None
@@ -58,8 +58,8 @@ def activation_shares(
 ) -> ActivationShares:
     """Integrate gradients through the activation, in closed form, in float64.
 
-    With "path" the bias is a summand like the others, with a share of its own, and g(0) stays with
-    it. With "fixed" the bias is present from the start of the path, and g(bias) stays with it.
+    With "path", the bias is a summand like the others, and its share includes g(0). With "fixed",
+    the bias is present from the start of the path, and its share is g(bias).
     """
     whole, g = parts.whole().double(), weights.activation
     first = whole @ weights.first.double()
@@ -103,7 +103,8 @@ class FeedForwardSplit:
     ) -> list[ScopeMap]:
         """Measure the scopes FF, FF+RES and, where a norm follows, FF+RES+LN, in one pass.
 
-        ``real`` gives the model's own state at the end of a scope, ``keys`` which keys are real.
+        ``real`` returns the model's own state at the end of a scope; ``keys`` says which keys are
+        real.
         """
         alpha, separate = self.parts.attention.alpha, self.parts.separate
         batch, _, queries, key_count = alpha.shape
@@ -147,7 +148,7 @@ class FeedForwardSplit:
         real: Tensor,
         keys: Tensor,
     ) -> ScopeMap:
-        """Gather one scope's lengths and what is needed to judge them."""
+        """Return one scope's map with the data to judge it."""
         others, bias = total - own, self._bias[stage]
         whole = others + own
         whole = whole if bias is None else whole + bias
@@ -175,7 +176,7 @@ class FeedForwardSplit:
     ) -> list[Tensor]:
         """Return each scope's vectors, from the summands of the pre-activation.
 
-        ``of`` picks, from a (batch, query, …) array, the entries of the queries in question.
+        ``of`` selects the entries of these summands' queries from a (batch, query, …) array.
         """
         dtype = first.dtype
         inner = first * of(self._shares.first).to(dtype)
@@ -233,12 +234,12 @@ class FeedForwardSplit:
         """
         alpha = self.parts.attention.alpha
         keys_step, queries_step = self._steps()
-        # Folded into the output weights, W_1 costs each key and head one small product.
+        # With W_1 folded into the output weights, each key and head needs only one small product.
         folded, folded_gate = self._first(self.parts.output)
         weights_first, weights_carried = folded.to(self.dtype), self.carried.output.to(self.dtype)
         weights_gate = None if folded_gate is None else folded_gate.to(self.dtype)
         columns, rows = _cut(alpha.shape[3], keys_step), _cut(alpha.shape[2], queries_step)
-        # A causal mask leaves blocks empty; ask for all of them in one read from the device.
+        # A causal mask leaves blocks empty; read which from the device in one transfer.
         filled = torch.stack([alpha[:, :, i, j].any() for j in columns for i in rows]).tolist()
         for number, j in enumerate(columns):
             value = self.parts.attention.value[:, :, j]

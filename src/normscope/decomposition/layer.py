@@ -1,8 +1,8 @@
-"""One attention call of one layer, with everything that follows it: what measures look at.
+"""One attention call of one layer with everything that follows it, as measures read it.
 
-A :class:`LayerView` gives the lengths of every scope that the layer has, the vectors themselves at
-chosen cells, and the model's own state at the end of each scope. Whatever is read from it is proved
-on the way: the gaps to the model's own states are noted, and the engine judges them.
+A :class:`LayerView` computes the lengths of every scope of the layer, the vectors themselves at
+chosen cells, and the model's own state at the end of each scope. Everything that is read from it is
+compared with the model's own states; the view notes the gaps, and the engine judges them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Kind = Literal["self", "cross"]
 
 
 def scopes_of(layout: Layout, kind: Kind) -> tuple[str, ...]:
-    """List the maps of one attention of a layer, in the order in which the layer makes them."""
+    """List the maps of one attention of a layer, in the order in which they arise."""
     block = layout.cross if kind == "cross" else layout.attention
     assert block is not None
     ff = layout.ff
@@ -61,12 +61,12 @@ def scopes_of(layout: Layout, kind: Kind) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Decomposing:
-    """How layers are decomposed."""
+    """Options for decomposing layers."""
 
     ff_bias: FFBias = "path"
     memory: int = 2**31  # bytes for the largest arrays of scopes behind a feed-forward
     kernels: Kernels = "auto"
-    rebuilt: bool = True  # see AttentionDecomposition
+    rebuilt: bool = True  # recompute sums over keys: see AttentionDecomposition
 
 
 class LayerView:
@@ -89,7 +89,7 @@ class LayerView:
             Positions.all(captured.shape, captured.device) if positions is None else positions
         )
         self.scopes = HEAD_MAPS if layer is None else scopes_of(layer.layout, captured.kind)
-        self.dtypes = {captured.output.dtype}  # of the states that parts are compared with
+        self.dtypes = {captured.output.dtype}  # of the model's states to compare with
         self.attention = AttentionDecomposition(
             captured, scratch, self.how.kernels, rebuilt=self.how.rebuilt
         )
@@ -100,7 +100,7 @@ class LayerView:
 
     @property
     def name(self) -> str:
-        """The path of the layer, or of the attention module where no layer was recorded."""
+        """The path of the layer, or of the attention module if no layer was recorded."""
         return self.captured.name if self.layer is None else self.layer.name
 
     def rebuilt(self) -> LayerView:
@@ -113,10 +113,10 @@ class LayerView:
             self.captured, self.layer, self.positions, how, scratch=scratch, batch=self.batch
         )
 
-    # ---- what measures ask for
+    # ---- what measures read
 
     def maps(self, wanted: Sequence[str], reduce: Reduce | None = None) -> dict[str, ScopeMap]:
-        """Compute maps with the heads summed, in one pass over the queries, and prove them."""
+        """Compute maps with the heads summed, in one pass over the queries, and note their gaps."""
         behind = [name for name in wanted if self._is_behind(name)]
         factored = [n for n in wanted if not self._is_behind(n) and not SCOPES[n].weight]
         maps = self._fill(self.lengths([NORMS, *factored]), wanted, reduce)
@@ -125,7 +125,7 @@ class LayerView:
         return {name: maps[name] for name in wanted if name in maps}
 
     def head_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
-        """Compute the maps of attention for every head, and prove them."""
+        """Compute the maps of attention for every head, and note their gaps."""
         cells, attention = self._cells(), self.attention
         alpha, output = attention.alpha, self.captured.output
         weighted = alpha.double() * attention.transformed_norm.unsqueeze(2)
@@ -150,13 +150,13 @@ class LayerView:
         return maps
 
     def lengths(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
-        """Measure the (query, hidden) vectors of scopes that no activation comes before.
+        """Measure the (query, hidden) vectors of scopes before any activation.
 
-        The maps that come back have no rows yet.
+        The maps that are returned have no rows yet.
         """
         chosen = list(dict.fromkeys(wanted))
-        # Scopes with the same L differ off the diagonal by a factor for each query only; an L
-        # goes on where the one before it ended.
+        # Off the diagonal, scopes with the same L differ only by a factor for each query. Each L
+        # extends the shorter one before it.
         steps = {name: self._steps(self._station(name)) for name in chosen}
         linear = sorted(set(steps.values()), key=len)
         if self.how.rebuilt:
@@ -194,7 +194,7 @@ class LayerView:
         self.gaps[name] = gap if known is None else torch.maximum(known, gap)
 
     def take_gaps(self) -> dict[str, Tensor]:
-        """Return the gaps noted so far, and forget them."""
+        """Return the gaps noted so far, and clear them."""
         gaps, self.gaps = self.gaps, {}
         return gaps
 
@@ -202,7 +202,7 @@ class LayerView:
 
     @property
     def transformed_norm(self) -> Float[Tensor, "batch head key"]:
-        """‖f_h(x_j)‖."""
+        """‖f_h(x_j)‖ of every head and key."""
         return self.attention.transformed_norm
 
     @property
@@ -227,7 +227,7 @@ class LayerView:
     def _fill(
         self, scopes: dict[str, ScopeMap], wanted: Sequence[str], reduce: Reduce | None
     ) -> dict[str, ScopeMap]:
-        """Add the rows of all maps that come from Gram matrices or weights, and prove them."""
+        """Add the rows of all maps computed from Gram matrices or weights, and note their gaps."""
         maps = dict(scopes)
         queries, keys = self.captured.shape[2], self.positions.keys
         separate = self.attention.own is None
@@ -264,7 +264,7 @@ class LayerView:
     def _finish_weights(
         self, maps: dict[str, ScopeMap], weights: Sequence[str], diagonal: Tensor | None
     ) -> None:
-        """Give maps of weights their mixing ratio, and the proof of the norms of the same call."""
+        """Set the mixing ratio of maps of weights; their gaps are those of the call's norms."""
         if not weights:
             return
         norms, sums, at_cells = maps[NORMS], maps[WEIGHTS].sums, maps[WEIGHTS].at_cells
@@ -273,12 +273,12 @@ class LayerView:
         for name in weights:
             maps[name].mixing_ratio = mixed / (2 if SCOPES[name].with_residual else 1)
             maps[name].difference, maps[name].bias = norms.difference, norms.bias
-            # A weight has no vector of its own: the gap is that of the call's vectors, and cells
-            # are checked before the residual is counted.
+            # A weight has no vector of its own: use the gap of the call's vectors, and check
+            # cells before the residual is added.
             maps[name].sums, maps[name].at_cells = norms.sums, at_cells
 
     def _feed_forward_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
-        """Compute and prove the maps behind an activation, in one pass."""
+        """Compute the maps behind an activation in one pass, and note their gaps."""
         scopes = [SCOPES[name] for name in self.scopes if self._is_behind(name)]
         cells = self._cells()
         maps = {}
@@ -295,7 +295,7 @@ class LayerView:
         return maps
 
     def _prove(self, scope_map: ScopeMap, cells: Cells | None) -> None:
-        """Note how far a map is from the model's own state, and its cells from the definition."""
+        """Note the gap of a map to the model's own state, and of its cells to the definition."""
         gap = scope_map.gap().masked_fill(~self.positions.queries, 0).amax(dim=1)
         if cells is not None:
             assert scope_map.at_cells is not None
@@ -324,7 +324,7 @@ class LayerView:
         return block
 
     def _is_behind(self, name: str) -> bool:
-        """Whether a scope of this layer passes an activation."""
+        """Return whether a scope of this layer passes an activation."""
         parallel = self.layer is not None and self.layer.layout.parallel
         return SCOPES[name].behind_feed_forward and not parallel
 
@@ -332,7 +332,7 @@ class LayerView:
         return SCOPES[name].end
 
     def parts(self, end: Station) -> Parts:
-        """Return the parts at a station that no activation comes before."""
+        """Return the parts at a station before any activation."""
         if end not in self._parts:
             self._parts[end] = self._make_parts(end)
         return self._parts[end]
@@ -347,7 +347,7 @@ class LayerView:
             if (scale := self._scale(self._block.scale)) is not None:
                 parts = parts.scaled(scale)
             return parts.residual(self.residual)
-        if end == "ff_residual":  # parallel: all that the feed-forward adds is the query's own
+        if end == "ff_residual":  # parallel: the feed-forward's output belongs to the query itself
             return self.parts("residual").residual(self._ff_output())
         if end == "ff_input":
             parts, norm = self.parts("block"), self._norm(self._whole.layout.ff.before)
@@ -356,7 +356,7 @@ class LayerView:
         return parts if norm is None else parts.norm(norm)
 
     def _steps(self, end: Station) -> tuple[Linear, ...]:
-        """List what is done to the vectors αf up to a station that no activation comes before."""
+        """List the linear steps applied to the vectors αf up to a station before any activation."""
         if end == "attention":
             return ()
         steps = [self._linear_of(self._norm(self._block.branch)), self._scale(self._block.scale)]
@@ -376,7 +376,7 @@ class LayerView:
         levels: dict[str, int],
         steps: dict[str, tuple[Linear, ...]],
     ) -> dict[str, ScopeMap] | None:
-        """Measure scopes by one Triton kernel where the block is a plain one, else return None."""
+        """Measure scopes by one Triton kernel if the block is plain; otherwise return None."""
         ends = {self._station(name) for name in chosen}
         triton = triton_for(self.attention.kernels, self.captured.device)
         if triton is None or not self.how.rebuilt or not self._is_plain(ends):
@@ -394,20 +394,20 @@ class LayerView:
             )
         )
         share = self.attention.bias_length()
-        found: dict[Station, tuple[Tensor, Tensor, Tensor, Tensor, Any]] = {
+        by_station: dict[Station, tuple[Tensor, Tensor, Tensor, Tensor, Any]] = {
             "attention": (rows.own, rows.others, share, rows.gap, 1.0)
         }
         if further:
-            found["residual"] = (rows.own_residual, rows.others, share, rows.gap_residual, 1.0)
+            by_station["residual"] = (rows.own_residual, rows.others, share, rows.gap_residual, 1.0)
         if norm is not None:
             bias, weight = rows.bias_norm.view(shape), 1 / rows.sigma.view(shape)
-            found["norm"] = (rows.own_norm, rows.others_norm, bias, rows.gap_norm, weight)
-            found["ff_input"] = found["norm"]
+            by_station["norm"] = (rows.own_norm, rows.others_norm, bias, rows.gap_norm, weight)
+            by_station["ff_input"] = by_station["norm"]
         if further:
-            found["block"] = found["norm" if self._block.after else "residual"]
+            by_station["block"] = by_station["norm" if self._block.after else "residual"]
         maps = {}
         for name in chosen:
-            own, others, bias, gap, weight = found[self._station(name)]
+            own, others, bias, gap, weight = by_station[self._station(name)]
             maps[name] = ScopeMap(
                 SCOPES[name],
                 self.positions.keys,
@@ -423,21 +423,18 @@ class LayerView:
         return maps
 
     def _is_plain(self, ends: set[Station]) -> bool:
-        """Whether one kernel measures all of these: residual and at most one norm follow."""
+        """Return whether one kernel can measure these stations: at most a residual and one norm."""
         if self.attention.grams.diagonal is None:
             return False
         if self.layer is None or ends == {"attention"}:
             return True
         block = self._block
         plain = block.branch is None and block.scale is None and not self._whole.layout.parallel
-        return (
-            plain
-            and not (block.after and "ff_input" in ends)
-            and (self.captured.residual is not None)
-        )
+        two_norms = block.after is not None and "ff_input" in ends
+        return plain and not two_norms and self.captured.residual is not None
 
     def _kernel_arguments(self, ends: set[Station]) -> tuple[dict[str, Any], Norm | None]:
-        """Return what the kernel needs beyond attention, and the norm that it passes."""
+        """Return the kernel's arguments beyond attention, and the norm that it applies."""
         if ends == {"attention"}:
             return {}, None
         before = self._whole.layout.ff.before if "ff_input" in ends else None
@@ -458,7 +455,7 @@ class LayerView:
     def _plain_vectors(
         self, steps: Sequence[Linear], weight: Tensor | float, scope: Scope, cells: Cells
     ) -> Float[Tensor, "batch cell hidden"]:
-        """v_ij = w_i L(Σ_h αf + δ_ij x_i) at some cells of a plain block."""
+        """Return v_ij = w_i L(Σ_h αf + δ_ij x_i) at some cells of a plain block."""
         vectors = cells.vectors.sum(dim=2)
         if scope.with_residual:
             states = self.residual[cells.row, cells.i].double()
@@ -492,7 +489,7 @@ class LayerView:
         return layer.output
 
     def _residual_sum(self) -> Tensor:
-        """The residual sum of the attention block, where the model reads it next."""
+        """Return the residual sum of the attention block, as the next module receives it."""
         layer, layout = self._whole, self._whole.layout
         if self._block.after is not None:
             return layer.given(self._block.after)
@@ -512,7 +509,7 @@ class LayerView:
         return output if scale is None else scale(output)
 
     def _ff_output(self) -> Tensor:
-        """What the feed-forward's branch adds to the residual."""
+        """Return what the feed-forward's branch adds to the residual."""
         ff = self._whole.layout.ff
         assert not isinstance(ff, Experts)
         output = self._whole.output_of(ff.branch or ff.second)
@@ -522,15 +519,15 @@ class LayerView:
     # ---- the layer's modules
 
     def _norm(self, path: str | None) -> Norm | None:
-        """Return the norm at a path as it acted; always the same object for the same path."""
+        """Return the norm at a path with its inputs; always the same object for the same path."""
         if path is None:
             return None
         if path not in self._norms:
             layer = self._whole
-            module, given = layer.module.get_submodule(path), layer.given(path)
-            parameters = norm_of(module, given, layer.output_of(path), f"{layer.name}.{path}")
+            module, inputs = layer.module.get_submodule(path), layer.given(path)
+            parameters = norm_of(module, inputs, layer.output_of(path), f"{layer.name}.{path}")
             self.dtypes.add(parameters.dtype)
-            self._norms[path] = Norm(parameters, given)
+            self._norms[path] = Norm(parameters, inputs)
         return self._norms[path]
 
     def _scale(self, path: str | None) -> Linear | None:
@@ -540,7 +537,7 @@ class LayerView:
             multiplier = part(self._whole.module, path)
             if isinstance(multiplier, Tensor):
                 factor = multiplier.detach().double()
-            else:  # filled in on the device, so that nothing has to be sent there
+            else:  # torch.full on the device avoids a copy from the CPU
                 like: Any = {"dtype": torch.float64, "device": self.captured.device}
                 factor = torch.full((), float(multiplier), **like)
             self._scales[path] = Linear(False, factor)
@@ -583,7 +580,7 @@ class LayerView:
 def _residual_weights(
     weights: Float[Tensor, "batch rows key"], block: slice, *, separate: bool
 ) -> Float[Tensor, "batch rows keys"]:
-    """½ᾱ + ½I, the 2021 paper's way to count the residual among weights."""
+    """Return ½ᾱ + ½I: weights with the residual, as the 2021 paper defines them."""
     values = weights / 2
     if separate:
         return torch.cat([values, torch.full_like(values[..., :1], 0.5)], dim=-1)

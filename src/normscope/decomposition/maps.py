@@ -1,4 +1,4 @@
-"""One scope's map of one attention call, with everything that is needed to judge it."""
+"""The map of one scope of one attention call, with the data to judge its exactness."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from normscope.decomposition.cells import TINY, Cells
 from normscope.decomposition.scopes import Scope
 from normscope.foundation.shapes import Bool, Float, Int
 
-SEGMENT = 64  # keys compared at once when the largest of a long row are looked for
+SEGMENT = 64  # keys per segment in the search for the largest values of a long row
 
 
 @dataclass(frozen=True, eq=False)
 class Reduce:
-    """What to keep of a map's rows instead of the map."""
+    """The reductions of a map's rows to keep instead of the map."""
 
     top: int = 0  # the largest contributors of each query; 1 for argmax
     row_sum: bool = False
     category: Float[Tensor, "batch key category"] | None = None  # 1 where a key belongs to it
 
 
-KEEP_NOTHING = Reduce()  # only a map's row sums
+KEEP_NOTHING = Reduce()  # keep only the row sums that the judge needs
 
 
 @dataclass(eq=False)
 class ScopeMap:
-    """The map of one scope: lengths of (query, hidden) vectors, and rows added block by block."""
+    """The map of one scope: lengths of (query, hidden) vectors, and rows added in blocks."""
 
     scope: Scope
-    keys: Bool[Tensor, "batch key"]  # which are real
+    keys: Bool[Tensor, "batch key"]  # which keys are real, not padding
     queries: int
-    own: Tensor | None = None  # ‖v_ii‖, or of the residual's column, (batch, query)
+    own: Tensor | None = None  # (batch, query): ‖v_ii‖, or the length of the residual's column
     others: Tensor | None = None  # ‖Σ_{j≠i} v_ij‖
-    bias: Tensor | None = None  # of what belongs to no token
-    difference: Tensor | None = None  # of parts and bias to the model's own state
+    bias: Tensor | None = None  # length of what belongs to no token
+    difference: Tensor | None = None  # ‖parts + bias − the model's own state‖
     weight: Tensor | float = 1.0  # w_i
-    level: int = 0  # which Gram matrices are the scope's own
-    column: bool = False  # whether the residual is a column of its own, the last
+    level: int = 0  # index of the scope's Gram matrices
+    column: bool = False  # whether the residual is an extra last column
     vectors_at: Callable[[Cells], Tensor] | None = None  # v_ij at some cells, from the definition
     reduce: Reduce | None = None  # None keeps the whole map
     drawn: tuple[Tensor, Tensor] | None = None  # cells to spot-check
@@ -94,7 +94,7 @@ class ScopeMap:
         return lengths
 
     def add(self, block: slice, rows: Float[Tensor, "batch rows key"]) -> None:
-        """Take in some queries' rows."""
+        """Add the rows of a block of queries."""
         self.sums = self._put(self.sums, block, rows.sum(dim=-1))
         if self.drawn is not None:
             i, j = self.drawn
@@ -110,12 +110,12 @@ class ScopeMap:
             self.reduced[name] = self._put(self.reduced.get(name), block, reduced)
 
     def _reduced(self, rows: Float[Tensor, "batch rows key"], reduce: Reduce) -> dict[str, Tensor]:
-        """Return what is kept of some rows."""
+        """Return the reductions of some rows."""
         kept: dict[str, Tensor] = {"row_sum": rows.sum(dim=-1)} if reduce.row_sum else {}
         extra = rows.shape[-1] - self.keys.shape[-1]  # the residual's column
         if reduce.top:
             ranked = rows
-            if self._padded:  # no real key, however small, comes after padding
+            if self._padded:  # every real key ranks before padding, however small its value
                 real = torch.nn.functional.pad(self.keys, (0, extra), value=True).unsqueeze(1)
                 ranked = rows.masked_fill(~real, -1)
             values, keys = largest_of(ranked, min(reduce.top, rows.shape[-1]))
@@ -140,7 +140,7 @@ class ScopeMap:
     # ---- reading
 
     def ratio(self) -> Float[Tensor, "batch query"]:
-        """Return ‖others‖ / (‖others‖ + ‖own‖): norms of sums, not sums of norms."""
+        """Return the mixing ratio ‖others‖ / (‖others‖ + ‖own‖), of norms of sums."""
         assert self.own is not None
         assert self.others is not None
         return self.others / (self.others + self.own).clamp_min(TINY)
@@ -168,8 +168,8 @@ def largest_of(
 ) -> tuple[Float[Tensor, "batch rows rank"], Int[Tensor, "batch rows rank"]]:
     """Return the largest values of each row and their keys.
 
-    In long rows the maxima of segments of keys are compared first, so that a row is read once: the
-    largest values are among those of the segments with the largest maxima.
+    In long rows, the maxima of segments of keys are compared first, so that a row is read only
+    once: the largest values lie in the segments with the largest maxima.
     """
     keys = values.shape[-1]
     if keys < 2 * SEGMENT * count or keys % SEGMENT:

@@ -1,4 +1,4 @@
-"""What a normalisation layer computes, read off a module of any class."""
+"""Parameters of normalisation layers, read from modules of any class."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.shapes import Float
 
@@ -28,44 +29,46 @@ class NormParameters:
     dtype: torch.dtype  # of the computation: many norms round a float64 model's states to float32
 
     def centre(self, x: Vectors) -> Vectors:
-        """``x`` without its mean, if the norm takes that off."""
+        """Return ``x`` without its mean if the norm is centred, else ``x``."""
         return x - x.mean(dim=-1, keepdim=True) if self.centred else x
 
     def sigma(self, whole: Vectors) -> Float[Tensor, "*rows 1"]:
-        """What the norm divides ``whole`` vectors by."""
+        """Return σ, by which the norm divides the vectors ``whole``."""
         return (self.centre(whole).square().mean(dim=-1, keepdim=True) + self.eps).sqrt()
 
     def apply(self, x: Vectors) -> Vectors:
-        """The norm itself, in the dtype of ``x``."""
-        made = self.centre(x) / self.sigma(x)
-        made = made if self.scale is None else made * self.scale.to(x.dtype)
-        return made if self.bias is None else made + self.bias.to(x.dtype)
+        """Return norm(x), in the dtype of ``x``."""
+        normed = self.centre(x) / self.sigma(x)
+        normed = normed if self.scale is None else normed * self.scale.to(x.dtype)
+        return normed if self.bias is None else normed + self.bias.to(x.dtype)
 
 
 @torch.no_grad()
 def read_norm(
-    module: nn.Module, given: Vectors, made: Vectors, name: str = "a norm"
+    module: nn.Module, inputs: Vectors, outputs: Vectors, name: str = "a norm"
 ) -> NormParameters:
-    """Read the parameters off a LayerNorm or RMSNorm of any class, which made ``made``.
+    """Read the parameters of a LayerNorm or RMSNorm of any class.
 
-    The forms that norms have (with or without the mean, γ or 1 + γ, rounded to float32 or not) are
-    tried on some of what it was given; the one that comes nearest to what it made is taken.
+    Every known form (with or without the mean, γ or 1 + γ, rounded to float32 or not) is applied to
+    some rows of ``inputs``; the form whose result is closest to the module's own ``outputs`` is
+    returned.
     """
-    wide = torch.promote_types(made.dtype, torch.float32)
-    own = [getattr(module, which, None) for which in ("weight", "bias")]
+    wide = torch.promote_types(outputs.dtype, torch.float32)
+    own = _weight_and_bias(module)
     if any(tensor is not None and tensor.device.type == "meta" for tensor in own):
         raise UnsupportedModelError(
             f"{name} ({type(module).__name__}): its parameters are kept off the device it runs on "
-            "and cannot be read. Load the model without offloading, or ask for attn_w and attn_n."
+            "and cannot be read. Load the model without offloading, or ask for: "
+            f"{', '.join(HEAD_MAPS)}."
         )
     weight, bias = (None if tensor is None else tensor.detach().to(wide) for tensor in own)
-    named = [getattr(module, which, None) for which in ("eps", "variance_epsilon", "epsilon")]
-    # Some have ε in their code, and torch's RMSNorm may take the dtype's.
-    usual = [1e-5, 1e-6, 1e-12, torch.finfo(given.dtype).eps, torch.finfo(torch.float32).eps]
+    named = [getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon")]
+    # Some classes have ε in their code; torch's RMSNorm may use the ε of the dtype.
+    usual = [1e-5, 1e-6, 1e-12, torch.finfo(inputs.dtype).eps, torch.finfo(torch.float32).eps]
     epsilons = [eps for eps in named if eps is not None] or usual
     scales = [None] if weight is None else [weight, 1 + weight]
     axes = 1 if weight is None else weight.dim()
-    x, y = (t.reshape(-1, *t.shape[-axes:]) for t in (given, made))
+    x, y = (t.reshape(-1, *t.shape[-axes:]) for t in (inputs, outputs))
     rows = (x.isfinite() & y.isfinite()).flatten(1).all(dim=1).nonzero().flatten()
     x, y = (t[rows[:: max(1, len(rows) // 64)]] for t in (x, y))
     gaps: dict[NormParameters, float] = {}
@@ -76,29 +79,30 @@ def read_norm(
             gaps[form] = float(gap)
     if not gaps:
         raise UnsupportedModelError(
-            f"{name} ({type(module).__name__}) is no LayerNorm or RMSNorm: γ(x − mean)/σ + β, with "
-            "or without the mean, with γ or 1 + γ, is not what it made of its input"
+            f"{name} ({type(module).__name__}) is not a LayerNorm or RMSNorm: its output is not "
+            "γ(x − mean)/σ + β of its input, with or without the mean, with γ or 1 + γ"
         )
     return min(gaps, key=gaps.__getitem__)
 
 
-# What was read off a module, the state it was in, and its parameters then.
+# By module: its state when it was read, its weight and bias then, and the result.
 _READ: WeakKeyDictionary[nn.Module, tuple[Any, list[Any], NormParameters]] = WeakKeyDictionary()
 
 
-def norm_of(module: nn.Module, given: Vectors, made: Vectors, name: str) -> NormParameters:
-    """The same, remembered for as long as the module holds the same parameters unchanged."""
-    own = [getattr(module, which, None) for which in ("weight", "bias")]
+def norm_of(module: nn.Module, inputs: Vectors, outputs: Vectors, name: str) -> NormParameters:
+    """Return `read_norm` of a module, cached until its weight or bias changes."""
+    own = _weight_and_bias(module)
     counted = not any(t is not None and t.is_inference() for t in own)
     versions = [t._version for t in own if t is not None] if counted else None
-    modes = torch._C._len_torch_function_stack(), torch.is_autocast_enabled(made.device.type)
-    state = given.dtype, made.dtype, made.device, versions, modes
-    state0, own0, found = _READ.get(module, (None, [], None))
-    if found is None or versions is None or state0 != state or any(map(_differ, own, own0)):
-        found = read_norm(module, given, made, name)
-        _READ[module] = state, own, found
-    return found
+    modes = torch._C._len_torch_function_stack(), torch.is_autocast_enabled(outputs.device.type)
+    state = inputs.dtype, outputs.dtype, outputs.device, versions, modes
+    state0, own0, parameters = _READ.get(module, (None, [], None))
+    replaced = any(a is not b for a, b in zip(own, own0, strict=False))
+    if parameters is None or versions is None or state0 != state or replaced:
+        parameters = read_norm(module, inputs, outputs, name)
+        _READ[module] = state, own, parameters
+    return parameters
 
 
-def _differ(a: Any, b: Any) -> bool:
-    return a is not b
+def _weight_and_bias(module: nn.Module) -> list[Any]:
+    return [getattr(module, name, None) for name in ("weight", "bias")]

@@ -1,1 +1,1 @@
-"""Batches through a model: the one loop and the one judge of exactness."""
+"""The engine: the loop that runs batches through a model, and the judge of exactness."""

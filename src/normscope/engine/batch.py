@@ -1,4 +1,4 @@
-"""One batch: what the model is given, which positions are real, and what they are called."""
+"""One batch: the model's inputs, which positions are real, and their tokens."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class Batch:
     Args:
         model: the model that will run.
         inputs: its keyword arguments, on its device.
-        tokens: the tokens of each row by role, where they are known.
-        host: the inputs on the CPU, where they are at hand.
-        forward: how to run the model, if not by ``model(**inputs)``.
-        split: makes two batches of the rows of this one, for a GPU that has no room for it.
+        tokens: the tokens of each row by role, if known.
+        host: the inputs on the CPU, if available.
+        forward: a function that runs the model, instead of ``model(**inputs)``.
+        split: a function that returns the rows as two batches, if this one does not fit in GPU
+            memory.
     """
 
     def __init__(
@@ -52,14 +53,14 @@ class Batch:
         self.padded = self._check_masks()
 
     def row_name(self, row: int) -> str:
-        """Name a row in an error."""
+        """Return the name of a row in error messages."""
         return f"row {row}"
 
     def _forward(self, model: nn.Module) -> Any:
-        # A cache costs memory and is not read here; FSMT even drops its causal mask for it. But
-        # without one, many models take a jump among given positions for the start of a new text.
-        given = {"use_cache", "position_ids"} & set(self.inputs)
-        uncached = not given and "use_cache" in accepted_by(model)
+        # A cache costs memory and is not used here; with one, FSMT even drops its causal mask. But
+        # without one, many models take a jump in given position ids for the start of a new text.
+        caller_decides = not {"use_cache", "position_ids"}.isdisjoint(self.inputs)
+        uncached = not caller_decides and "use_cache" in accepted_by(model)
         return model(**self.inputs, **({"use_cache": False} if uncached else {}))
 
     # ---- which positions are real
@@ -69,7 +70,7 @@ class Batch:
         batch, _, queries, keys = captured.shape
         decoder = self.role(captured.stack) == "decoder"
         own = "decoder_attention_mask" if decoder else "attention_mask"
-        # A decoder alone may be given what an encoder made, and which of it is real.
+        # A decoder alone may get an encoder's states with a mask of their own.
         source = "attention_mask" if self.encoder_decoder else "encoder_attention_mask"
         other = source if captured.kind == "cross" else own
         return (
@@ -99,7 +100,7 @@ class Batch:
             real = mask.cpu().bool()
             if not bool(real.any(dim=1).all()):
                 row = int((~real.any(dim=1)).nonzero()[0])
-                raise InputError(f"row {row} of {name} is all zero: it has no real position at all")
+                raise InputError(f"row {row} of {name} is all zero: it has no real position")
             padded = padded or not bool(real.all())
         return padded
 
@@ -107,7 +108,7 @@ class Batch:
         """Return "decoder" for the decoder of an encoder–decoder model, otherwise ""."""
         return "decoder" if self.encoder_decoder and "decoder" in stack.split(".") else ""
 
-    # ---- what they are called
+    # ---- their tokens
 
     def query_tokens(self, stack: str, real: np.ndarray, row: int) -> Tokens:
         """Return the tokens along the queries of an attention of a stack."""
@@ -115,12 +116,12 @@ class Batch:
 
     def key_tokens(self, stack: str, kind: str, real: np.ndarray, row: int) -> Tokens:
         """Return the tokens along the keys of an attention of a stack."""
-        if kind == "cross" and not self.encoder_decoder:  # an encoder's states of unknown origin
+        if kind == "cross" and not self.encoder_decoder:  # the encoder's tokens are unknown
             return named([f"position {i}" for i in np.flatnonzero(real)])
         return self._tokens(self.role(stack) if kind == "self" else "", stack, real, row)
 
     def _tokens(self, role: str, stack: str, real: np.ndarray, row: int) -> Tokens:
-        """Return the tokens of the real positions of a row, in a stack that reads as ``role``."""
+        """Return the tokens of the real positions of a row, in a stack with this role."""
         known = None if self.row_tokens is None else self.row_tokens[row]
         tokens = None if known is None or is_vision(stack) else known.get(role)
         if tokens is not None and len(tokens) == len(real):
@@ -140,7 +141,7 @@ class Batch:
 
 
 def _rows(inputs: Mapping[str, Any], name: str) -> Tensor | None:
-    """Return ids or a mask as (row, position); several texts a row (multiple choice) are rows."""
+    """Return ids or a mask as (row, position); the texts of a multiple choice become rows."""
     tensor, ids = inputs.get(name), inputs.get("input_ids")
     if not isinstance(tensor, Tensor):
         return None
@@ -150,14 +151,14 @@ def _rows(inputs: Mapping[str, Any], name: str) -> Tensor | None:
 
 
 def named(strings: Sequence[str]) -> Tokens:
-    """Return tokens that are only names, each a word of its own."""
+    """Return tokens with these names, each a word of its own."""
     names = tuple(str(name) for name in strings)
     each = tuple(range(len(names)))
     return Tokens(names, None, (False,) * len(names), names, word_of=each, words=names)
 
 
 def with_residual(tokens: Tokens) -> Tokens:
-    """Return the keys of a cross-attention with the decoder's own state as a last one."""
+    """Return the keys of a cross-attention with the decoder's own state as the last key."""
     word_of, words = tokens.word_of, tokens.words
     return Tokens(
         strings=(*tokens.strings, RESIDUAL),
@@ -170,5 +171,5 @@ def with_residual(tokens: Tokens) -> Tokens:
 
 
 def is_vision(stack: str) -> bool:
-    """Return whether a stack reads an image, whatever its inputs are called."""
+    """Return whether a stack reads images, judging by its path."""
     return any(word in stack for word in ("vision", "visual", "image"))

@@ -1,4 +1,4 @@
-"""Rows of like lengths in one batch, and batches that do not fit into a GPU's memory in halves."""
+"""Group rows of similar lengths into batches, and split batches that do not fit in GPU memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ADVICE = (
 
 
 def by_length(lengths: Sequence[tuple[int, ...]], budget: int) -> Iterator[list[int]]:
-    """Yield the indices of rows of like lengths, longest first.
+    """Yield batches of row indices with similar lengths, longest first.
 
-    Each row has one length for each of its sides (one, or source and target). A batch holds at most
-    ``budget`` padded tokens of all sides together, and at least one row.
+    Each row has one length for each of its sides (one, or source and target). A batch has at most
+    ``budget`` padded tokens, all sides together, and at least one row.
     """
     batch: list[int] = []
     longest: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ def by_length(lengths: Sequence[tuple[int, ...]], budget: int) -> Iterator[list[
 def halves(batch: Sequence[Item], what: str) -> tuple[list[Item], list[Item]]:
     """Split a batch that does not fit in GPU memory; raise InputError for a single row.
 
-    Call it outside the handler of the error, whose traceback holds what is to be freed.
+    Call it outside the ``except`` block: the traceback keeps alive the tensors to be freed.
     """
     if len(batch) < 2:
         raise out_of_memory(f"{what} alone")
@@ -49,7 +49,7 @@ def halves(batch: Sequence[Item], what: str) -> tuple[list[Item], list[Item]]:
     half = len(batch) // 2
     warnings.warn(
         f"the GPU's memory does not hold {len(batch)} of {what} at once; going on with "
-        f"{len(batch) - half} at a time, which may change the last digit of a number",
+        f"{len(batch) - half} at a time, which may change the last digits of the results",
         RuntimeWarning,
         stacklevel=3,
     )
@@ -57,5 +57,5 @@ def halves(batch: Sequence[Item], what: str) -> tuple[list[Item], list[Item]]:
 
 
 def out_of_memory(what: str) -> InputError:
-    """Return the error for what cannot be split."""
+    """Return the error for a batch that does not fit in memory and cannot be split."""
     return InputError(f"the GPU's memory does not hold {what}; {ADVICE}")

@@ -1,6 +1,6 @@
-"""The judge of exactness: parts must add up to what the model itself computed, or nothing returns.
+"""The judge of exactness: raise unless the parts add up to what the model itself computed.
 
-The bounds are the largest relative gaps that are rounding and not a mistake.
+The bounds are the largest relative gaps that rounding explains.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TF32 = 5e-3  # TF32 rounds the inputs of a product to 10 bits; allow for it wher
 
 
 def bound_of(dtypes: Iterable[torch.dtype]) -> float:
-    """Return the largest gap that rounding explains where numbers of these dtypes take part."""
+    """Return the largest gap that rounding explains in computations with these dtypes."""
     bound = max(BOUNDS.get(dtype, BOUNDS[torch.float32]) for dtype in dtypes)
     return max(bound, TF32) if torch.backends.cuda.matmul.allow_tf32 else bound
 
@@ -41,11 +41,11 @@ def judge(
 
     Args:
         model: the model that ran.
-        batch: what it was given.
+        batch: its inputs.
         layers: the name of each layer.
-        dtypes: in which each layer's states were computed.
-        gaps: by what was measured, (layer, row), relative to the parts.
-        bound: the largest gap to accept, if not that of the dtypes.
+        dtypes: the dtypes in which each layer's states were computed.
+        gaps: (layer, row) for each quantity measured, relative to the size of the parts.
+        bound: the largest gap to accept; by default that of the dtypes.
     """
     for index, layer in enumerate(layers):
         for by_layer in gaps.values():
@@ -70,7 +70,7 @@ def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -
         if not bool(torch.isfinite(parameter).all()):
             raise InputError(
                 f"{where} gives NaN or infinity: the model's parameter {name} contains NaN or "
-                "infinity. Its numbers would mean nothing; load or train the model again."
+                "infinity. The results would be meaningless; load or train the model again."
             )
     raise InputError(
         f"{where} gives NaN or infinity although all parameters are finite: an overflow in "
@@ -81,12 +81,12 @@ def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -
 def refuse_masks(
     batch: Batch, layer: str, blocked: Tensor | None, leaked: tuple[Tensor, Tensor] | None
 ) -> None:
-    """Raise where a real query may attend to nothing, or attends to padding."""
+    """Raise InputError if a real query is blocked from all keys, or attends to padding."""
     if blocked is not None and bool(blocked.any()):
         row, query = blocked.nonzero()[0].tolist()
         raise InputError(
             f"{batch.row_name(row)}, position {query} is a real token but its attention mask "
-            f"admits no key in {layer}; its weights would mean nothing. Correct the mask."
+            f"admits no key in {layer}; its weights would be meaningless. Correct the mask."
         )
     if leaked is not None and bool((leaked[0] > 0).any()):
         row, query = (leaked[0] > 0).nonzero()[0].tolist()

@@ -1,6 +1,6 @@
 """The options of an analysis, declared once for Python and the command line.
 
-This module imports neither torch nor transformers, so that the command line's help is quick.
+This module imports neither torch nor transformers, so that the command line's help is fast.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class AnalysisOptions:
     categories: Mapping[str, Sequence[str]] | None = None
 
     def checked(self) -> AnalysisOptions:
-        """Return the options in one form; raise InputError for values that are not valid."""
+        """Return the options in a normal form; raise InputError for invalid values."""
         maps = (self.maps,) if isinstance(self.maps, str) else tuple(dict.fromkeys(self.maps))
         unknown = [name for name in maps if name not in NAMES]
         if unknown or not maps:
@@ -113,7 +113,7 @@ class AnalysisOptions:
         )
 
     def describe(self) -> dict[str, str]:
-        """Return what belongs into a signature."""
+        """Return the settings that belong in a signature."""
         described = {"maps": ",".join(self.maps), "heads": self.heads}
         if behind_feed_forward(self.maps):
             described["ff_bias"] = self.ff_bias
@@ -137,7 +137,7 @@ def _checked_categories(categories: Any, reduce: Sequence[str]) -> dict[str, Seq
 
 
 def _bytes(memory: str | int) -> int:
-    """Return 2**31 for "2GB", and so on."""
+    """Return a size in bytes: 2**31 for "2GB"."""
     units = {"": 1, "B": 1, "KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
     match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?B?)\s*", str(memory), re.IGNORECASE)
     try:

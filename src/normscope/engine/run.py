@@ -1,8 +1,8 @@
-"""Batches through a model: the only loop over recorded passes.
+"""Run batches through a model and measure its layers: the only loop over forward passes.
 
-On a GPU, launching the many small operations of an analysis one by one takes longer than they do.
-Batches of a shape that occurs again are therefore recorded as a CUDA graph, the model's own forward
-pass included, and replayed.
+On a GPU, launching the many small operations of an analysis takes longer than executing them. For
+shapes that occur repeatedly, the whole pass, including the model's own, is therefore recorded as a
+CUDA graph and replayed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from normscope.errors import ExactnessError, UnsupportedModelError
 from normscope.kernels import Scratch
 from normscope.models.running import evaluating
 
-LONG = 1024  # tokens beyond which attention weights are no longer kept as a whole
-SEEN = 2  # batches of a shape that run as they are before it is recorded
+LONG = 1024  # tokens; attention weights of longer inputs are not kept as a whole
+SEEN = 2  # batches of a shape that run normally before it is recorded
 _TEXTS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 AttentionPath = Literal["auto", "eager", "fused"]
 ATTENTION: tuple[AttentionPath, ...] = ("auto", "eager", "fused")
@@ -37,12 +37,12 @@ ATTENTION: tuple[AttentionPath, ...] = ("auto", "eager", "fused")
 
 @dataclass(eq=False)
 class Judged:
-    """A batch whose numbers are proved: each measure's result, and what the model returned."""
+    """A batch that passed the judge: each measure's result, and the model's output."""
 
     batch: Batch
     results: list[Any]  # by measure
-    gaps: list[dict[str, float]]  # by measure: the worst of each
-    paths: frozenset[str]  # the ways into the model's attention that were taken
+    gaps: list[dict[str, float]]  # by measure: the worst gap of each quantity
+    paths: frozenset[str]  # the ways in which attention was captured
     output: Any = None
 
 
@@ -54,23 +54,22 @@ def run(
     attention: AttentionPath = "auto",
     bound: float | None = None,
 ) -> Iterator[Judged]:
-    """Put batches through a model and measure its layers; yield each batch when it is judged.
+    """Run batches through a model and measure its layers; yield each batch when it is judged.
 
     Args:
         model: any transformers model. It is left as it was.
         batches: a batch that does not fit in GPU memory is split if it can be.
-        measures: what to measure, all of it in one forward pass a batch.
-        attention: "eager" uses the model's own eager attention; "fused" leaves the model to its
-            sdpa attention and computes weights from queries and keys block by block; "auto"
-            chooses.
-        bound: the largest gap to accept, if not that of the dtypes.
+        measures: what to measure, all in one forward pass per batch.
+        attention: "eager" uses the model's own eager attention; "fused" keeps the model's sdpa
+            attention and computes weights from queries and keys block by block; "auto" chooses.
+        bound: the largest gap to accept; by default that of the dtypes.
 
     Raises:
         ExactnessError: if parts do not add up to the model's own states.
     """
     engine = Engine(model, measures, attention, bound)
     source = iter(batches)
-    running: Pass | None = None  # the last one, whose numbers are still on their way
+    running: Pass | None = None  # the previous pass, whose numbers are still being copied
     while (batch := next(source, None)) is not None:
         following: Pass | None = None
         try:
@@ -88,13 +87,13 @@ def run(
 
 
 class Looking:
-    """A measure that hands every view to a function and keeps nothing."""
+    """A measure that calls a function with every view and returns no result."""
 
     def __init__(self, callback: Callable[[LayerView], None], needs: Needs) -> None:
         self.callback, self.needs = callback, needs
 
     def observe(self, view: LayerView) -> Mapping[str, Tensor]:
-        """Hand a view over."""
+        """Call the function with the view."""
         self.callback(view)
         return {}
 
@@ -110,7 +109,7 @@ def look(
     needs: Needs | None = None,
     bound: float | None = None,
 ) -> Judged:
-    """Run one batch with eager attention and hand each attention call's view to a function."""
+    """Run one batch with eager attention and call a function with each attention call's view."""
     measure = Looking(callback, Needs(weights=True) if needs is None else needs)
     batch = Batch(model, inputs, forward=lambda model: model(**inputs))
     (judged,) = run(model, [batch], [measure], attention="eager", bound=bound)
@@ -118,7 +117,7 @@ def look(
 
 
 class Engine:
-    """One model with some measures; keeps the CUDA graphs of the shapes it has seen."""
+    """A model with its measures, and the CUDA graphs of the shapes that occurred repeatedly."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class Engine:
         self.graphs: dict[Any, RecordedPass | None] = {}  # None: this shape cannot be recorded
 
     def start(self, batch: Batch) -> Pass:
-        """Run a batch without waiting for its numbers: another can be started before they are read.
+        """Run a batch without waiting for its numbers, so that the next can start meanwhile.
 
         Avoids device synchronisation until the last layer.
         """
@@ -154,13 +153,13 @@ class Engine:
         return self._forward(batch)
 
     def finish(self, running: Pass) -> Judged:
-        """Wait for a batch, judge it, and hand what was noted back to the measures."""
+        """Wait for a batch, judge it, and return the results of the measures."""
         running.wait()
         batch = running.batch
         if not running.parts:
             raise UnsupportedModelError(
-                f"{type(self.model).__name__} ran without any attention that normscope can see, "
-                "so there is nothing to show"
+                f"{type(self.model).__name__} ran without any attention that normscope can read, "
+                "so there is nothing to measure"
             )
         parts = [running.observed(index) for index in range(len(self.measures))]
         try:
@@ -186,9 +185,16 @@ class Engine:
         for part, record in running.parts.items():
             for layer, name in enumerate(record.layers):
                 refuse_masks(running.batch, name, record.blocked[layer], record.leaked[layer])
-            for observed in parts:
-                one = observed[part]
-                judge(self.model, running.batch, one.layers, one.dtypes, one.gaps, self.bound)
+            for by_part in parts:
+                observed = by_part[part]
+                judge(
+                    self.model,
+                    running.batch,
+                    observed.layers,
+                    observed.dtypes,
+                    observed.gaps,
+                    self.bound,
+                )
 
     # ---- one forward pass
 
@@ -219,7 +225,7 @@ class Engine:
     def _observe(
         self, running: Pass, captured: Capture, layer: LayerCapture | None, scratch: Scratch
     ) -> None:
-        """Let the measures look at one attention call."""
+        """Call the measures with one attention call."""
         record = running.record_of(captured)
         view: LayerView | None = None
         noted: list[Mapping[str, Tensor]] = []
@@ -245,10 +251,10 @@ class Engine:
             raise enough
 
     def _attention(self, batch: Batch) -> AttentionPath:
-        """Choose eager attention where weights are needed, or are small and on a CPU.
+        """Choose eager attention if whole weights are needed, or are small and on a CPU.
 
-        On a CPU it is bit for bit what the model does; on a GPU the model's own fused attention
-        can be recorded as a graph.
+        On a CPU, eager attention is bit for bit that of the model; on a GPU, fused attention can be
+        recorded as a graph.
         """
         texts = [batch.inputs.get(name) for name in _TEXTS]
         small = all(t.shape[1] <= LONG for t in texts if isinstance(t, Tensor) and t.dim() > 1)
@@ -260,7 +266,7 @@ class Engine:
     def _with_progress(
         self, layer_done: Callable[[LayerCapture], None]
     ) -> Callable[[LayerCapture], None]:
-        """Show a bar over the layers where a feed-forward makes them slow, on a terminal only."""
+        """Show a progress bar over the layers if they are slow; on a terminal only."""
         if not any(needs.slow for needs in self.needs):
             return layer_done
         from tqdm import tqdm
@@ -278,14 +284,16 @@ class Engine:
     # ---- CUDA graphs
 
     def _shape(self, batch: Batch) -> Any:
-        """Return what a recorded batch must have in common with another, or None."""
+        """Return what batches must share to use one recording; None if not recordable."""
         tensors = {k: v for k, v in batch.inputs.items() if isinstance(v, Tensor)}
         recordable = all(needs.recordable for needs in self.needs)
         if not recordable or not all(p.is_cuda for p in self.model.parameters()):
-            return None  # on a CPU the first parameter decides
+            return None
         if len({p.device for p in self.model.parameters()}) > 1:
             return None
-        where = tuple(p.data_ptr() for p in self.model.parameters())  # graphs read at addresses
+        where = tuple(
+            p.data_ptr() for p in self.model.parameters()
+        )  # graphs read from fixed addresses
         facts = tuple((k, v.shape, v.dtype) for k, v in tensors.items())
         others = tuple((k, repr(v)) for k, v in batch.inputs.items() if k not in tensors)
         return facts, others, batch.padded, where
@@ -300,9 +308,9 @@ class Engine:
         try:
             with torch.cuda.graph(graph):
                 recorded = self._forward(own)
-        except RuntimeError:  # the model looks at its numbers on the way
+        except RuntimeError:  # the model's forward pass synchronises
             torch.cuda.synchronize()
-            # A recording that fails leaves the generator waiting for its end, and refusing to draw.
+            # A failed recording leaves the generator in capture mode, in which it cannot draw.
             random.graphsafe_set_state(before)
             return None
         return RecordedPass(graph, inputs, recorded)
@@ -310,7 +318,7 @@ class Engine:
 
 @dataclass(eq=False)
 class PartRecord:
-    """What was noted of one stack's attentions of one kind: lists over layers."""
+    """The observations of one stack's attentions of one kind: lists over layers."""
 
     positions: Positions
     layers: list[str] = field(default_factory=list)
@@ -325,20 +333,23 @@ class PartRecord:
         """Return the positions on a layer's own device, with cells for one layer in ``every``."""
         key = captured.device, every
         if key not in self._placed:
-            here = self.positions.to(captured.device)
-            self._placed[key] = Positions(here.queries, here.keys, every)
+            moved = self.positions.to(captured.device)
+            self._placed[key] = Positions(moved.queries, moved.keys, every)
         return self._placed[key]
 
 
 class Pass:
-    """One forward pass: what the measures noted, on its way to the CPU."""
+    """One forward pass: the observations of the measures, on the device or being copied."""
 
     def __init__(self, batch: Batch, measures: int) -> None:
         self.batch, self.measures = batch, measures
         self.parts: dict[Part, PartRecord] = {}
         self.paths: set[str] = set()
         self.output: Any = None
-        self._mask: tuple[Tensor | None, Tensor | None] = None, None  # a mask, and whom it blocks
+        self._mask: tuple[Tensor | None, Tensor | None] = (
+            None,
+            None,
+        )  # the last mask, and the queries it blocks
         self._home: dict[Part, PartRecord] = {}
         self._stacked: dict[Part, list[dict[str, Tensor | list[Tensor]]]] = {}
         self._arriving: list[torch.cuda.Event] = []
@@ -353,7 +364,10 @@ class Pass:
             record.noted = [{} for _ in range(self.measures)]
             record.gaps = [{} for _ in range(self.measures)]
         known = record.positions
-        if (*known.queries.shape, known.keys.shape[1]) != shape:  # a stack that ran again
+        if (
+            *known.queries.shape,
+            known.keys.shape[1],
+        ) != shape:  # the stack ran again with other shapes
             record.positions, record._placed = Positions(*self.batch.real(captured)), {}
         return record
 
@@ -367,7 +381,7 @@ class Pass:
         *,
         masks: bool,
     ) -> None:
-        """Keep what the measures noted of one layer."""
+        """Store the observations of one layer."""
         home = record.positions.queries.device  # layers may be on several devices
         record.layers.append(captured.name)
         record.dtypes.append(dtypes)
@@ -384,7 +398,7 @@ class Pass:
         self.paths.add(captured.path)
 
     def _blocked(self, captured: Capture, real: Positions) -> Tensor | None:
-        """Return where a real query may attend to nothing; layers mostly share one mask."""
+        """Return which real queries may attend to no key; layers mostly share one mask."""
         if self._mask[0] is not captured.mask or captured.mask is None:
             blocked = captured.blocked()
             if blocked is not None:
@@ -393,7 +407,7 @@ class Pass:
         return self._mask[1]
 
     def fetch(self) -> Pass:
-        """Send everything to the CPU without waiting for it, and return the pass."""
+        """Start copying everything to the CPU, and return the pass without waiting."""
         for part, record in self.parts.items():
             self._stacked[part] = [
                 {name: _stack(tensors) for name, tensors in noted.items()} for noted in record.noted
@@ -427,7 +441,7 @@ class Pass:
         self.parts = self._home
 
     def observed(self, measure: int) -> dict[Part, Observed]:
-        """Return what one measure noted, by part."""
+        """Return the observations of one measure, by part."""
         return {
             part: Observed(
                 self._stacked[part][measure],
@@ -443,7 +457,7 @@ class Pass:
 
 
 class RecordedPass:
-    """A recorded batch: its inputs can be overwritten, and everything is computed anew."""
+    """A recorded pass, which can be replayed with other inputs of the same shape."""
 
     def __init__(
         self, graph: torch.cuda.CUDAGraph, inputs: Mapping[str, Any], recorded: Pass
@@ -470,13 +484,13 @@ def _worst(observed: Mapping[Part, Observed]) -> dict[str, float]:
 
 
 def _fill(by_layer: list[Tensor], count: int, like: Tensor) -> list[Tensor]:
-    """Add zeros for layers of which nothing was read, and so nothing is to be judged."""
+    """Append zeros for layers that were not measured, so that they pass the judge."""
     by_layer += [torch.zeros_like(like) for _ in range(count - len(by_layer))]
     return by_layer
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
-    """Put layers of equal shape into one array, by row first: one text's numbers lie together."""
+    """Stack layers of equal shape, (row, layer, …): the numbers of one row are contiguous."""
     if len({tensor.shape for tensor in tensors}) == 1 and tensors[0].dim():
         return _home(torch.stack(list(tensors), dim=1))
     return [_home(tensor) for tensor in tensors]
@@ -491,7 +505,7 @@ def _home(tensor: Tensor) -> Tensor:
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Switch autocast off: the model may run in mixed precision, its measurement does not."""
+    """Disable autocast: the model may run in mixed precision, but not its measurement."""
     if not torch.is_autocast_enabled(device.type):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -1,4 +1,4 @@
-"""analyze(): labelled maps of texts. analyze_inputs(): the same for ready tensors."""
+"""`analyze` computes labelled maps of texts, `analyze_inputs` those of the model's own inputs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from normscope.text.limits import check_fits, max_length_of
 from normscope.text.targets import shift_right
 from normscope.text.tokens import Encoded, encode, pad
 
-BATCH_TOKENS = 2048  # padded tokens that go through the model at once
+BATCH_TOKENS = 2048  # padded tokens in one batch
 
 
 @overload
@@ -79,7 +79,7 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
 ) -> Contributions | list[Contributions]:
-    """Show how much each token contributes to each other one, by weight and by norm.
+    """Compute how much each token contributes to every other, by weight and by norm.
 
         >>> result = analyze(model, tokenizer, "The cat sat.")                  # doctest: +SKIP
         >>> result["attn_n"].shape                     # (layer, query, key)    # doctest: +SKIP
@@ -87,30 +87,31 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
 
     Args:
         model: a transformers model, a folder or a hub name; None is the default model.
-        tokenizer: the model's tokenizer; found with the model where that is a folder or a name.
-        text: one text, or a list of them, which is computed in batches of like lengths.
+        tokenizer: the model's tokenizer; loaded with the model if that is a folder or a name.
+        text: one text, or a list of texts, which is computed in batches of similar lengths.
         text_pair: a second text in the same input, for models that read pairs.
-        target: the text that the decoder of an encoder–decoder model reads; these need it.
-        maps: names of maps: "attn_w", "attn_n", and on through residual, norm and feed-forward.
+        target: the decoder's input; required for encoder–decoder models.
+        maps: names of maps: "attn_w", "attn_n", and those that include residual, norm and
+            feed-forward.
         heads: "sum", the norm of the sum over heads, or "each".
-        ff_bias: whether a feed-forward's first bias is one more summand with a share of its own
-            ("path"), or is present from the start ("fixed").
-        memory: for the largest arrays of maps behind a feed-forward, such as "2GB".
-        attention: "eager" uses the model's own eager attention; "fused" leaves the model to its
-            sdpa attention and computes weights from queries and keys block by block; "auto" does
-            that for long inputs and on a GPU.
-        kernels: "torch" operations or "triton"; "auto" uses Triton's on a GPU.
+        ff_bias: whether a feed-forward's first bias is a summand with a share of its own ("path")
+            or is present from the start of the integration path ("fixed").
+        memory: limit for the largest arrays of maps behind a feed-forward, such as "2GB".
+        attention: "eager" uses the model's own eager attention; "fused" keeps the model's sdpa
+            attention and computes weights from queries and keys block by block; "auto" uses
+            "fused" for long inputs and on a GPU.
+        kernels: "torch" operations or "triton" kernels; "auto" uses Triton on a GPU.
         reduce: what to keep instead of maps, so that no array of (query, key) size is stored:
             "mixing_ratio", "row_sum", "argmax", "top16" (or another number), "category".
         categories: for "category", the keys to add up: {"name": [tokens]}.
-        truncate: cut a text that is too long for the model, instead of refusing it.
-        device: where to put a model that is loaded here, such as "cuda". Default: the CPU.
-        dtype: of a model that is loaded here, such as "bfloat16". Default: that of its file.
-        revision: of a model on the hub.
+        truncate: cut a text that is too long for the model, instead of raising InputError.
+        device: device of a model given by name, such as "cuda". Default: the CPU.
+        dtype: dtype of a model given by name, such as "bfloat16". Default: that of its file.
+        revision: revision of a model on the hub.
 
     Returns:
-        A :class:`Contributions`; a list of them for a list of texts. With ``reduce`` they have the
-        reductions in place of maps.
+        A :class:`Contributions`; a list of them for a list of texts. With ``reduce`` they have
+        reductions instead of maps.
     """
     options = AnalysisOptions(
         maps, heads, ff_bias, memory, attention, kernels, reduce, categories
@@ -136,8 +137,8 @@ def analyze_views(
 ) -> list[Contributions]:
     """Analyse one text in several ways, in one forward pass.
 
-    ``views`` gives the options of each analysis (summed heads and single heads, for instance) from
-    the loaded model and the number of tokens. The other arguments are those of :func:`analyze`.
+    ``views`` returns the options of each analysis (such as summed heads and single heads) for the
+    loaded model and the number of tokens. The other arguments are those of :func:`analyze`.
     """
     texts = _Texts.of(text, text_pair, target, truncate)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
@@ -163,11 +164,11 @@ def analyze_inputs(
     reduce: Sequence[str] = (),
     categories: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Contributions]:
-    """Analyse tensors that are ready for the model: ids, pixels, audio, embeddings.
+    """Analyse the model's own inputs: ids, pixels, audio, embeddings.
 
-    Returns one result for each row; positions that the attention mask calls padding are removed.
-    ``tokens`` names the positions of each row (with or without its padding); without it positions
-    are named by their ids, or by numbers where there are none. The other arguments are those of
+    Returns one result for each row; positions that the attention mask marks as padding are removed.
+    ``tokens`` names the positions of each row (with or without its padding); by default they are
+    named by their ids, or numbered if there are no ids. The other arguments are those of
     :func:`analyze`.
     """
     options = AnalysisOptions(
@@ -183,8 +184,8 @@ def analyze_inputs(
     known = None if tokens is None else [{"": named(row)} for row in tokens]
     measure = Maps(model, options, _signature(model, None, options))
     try:
-        there = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        (judged,) = run(model, [Batch(model, there, known)], [measure], attention=_path(options))
+        moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
+        (judged,) = run(model, [Batch(model, moved, known)], [measure], attention=_path(options))
     except torch.OutOfMemoryError as error:
         raise out_of_memory("this batch: give fewer rows at once") from error
     results: list[Contributions] = judged.results[0]
@@ -200,8 +201,8 @@ def _resolve(model: Any, tokenizer: Any, **where: Any) -> tuple[Any, Any, bool]:
     model, tokenizer = resolve(model, tokenizer, **where)
     if tokenizer is None:
         raise InputError(
-            "no tokenizer was given; use analyze(model, tokenizer, text), or give the model by "
-            "its folder or name, and its tokenizer is found with it"
+            "no tokenizer was given; use analyze(model, tokenizer, text), or give the model's "
+            "folder or name, and its tokenizer is loaded with it"
         )
     return model, tokenizer, loaded
 
@@ -227,7 +228,7 @@ def _path(options: AnalysisOptions) -> Any:
 
 @dataclass(frozen=True)
 class _Texts:
-    """The texts of one call, with what goes with each."""
+    """The texts of one call, with their pairs and targets."""
 
     texts: list[str]
     pairs: list[str | None]
@@ -243,7 +244,7 @@ class _Texts:
         target: str | Sequence[str] | None,
         truncate: bool,
     ) -> _Texts:
-        """Check that text, pair and target go together."""
+        """Return the texts; raise InputError if text, pair and target do not correspond."""
         if text is None:
             raise InputError('no text was given; use analyze(model, tokenizer, "some text")')
         single = isinstance(text, str)
@@ -253,18 +254,19 @@ class _Texts:
 
 
 def _alongside(
-    given: str | Sequence[str] | None, texts: list[str], single: bool, name: str
+    strings: str | Sequence[str] | None, texts: list[str], single: bool, name: str
 ) -> list[str | None]:
-    if given is None:
+    """Return the pair or target of each text; raise InputError if there are not as many."""
+    if strings is None:
         return [None] * len(texts)
-    if isinstance(given, str) != single or (not single and len(given) != len(texts)):
-        what = "one string" if isinstance(given, str) else f"{len(given)} strings"
+    if isinstance(strings, str) != single or (not single and len(strings) != len(texts)):
+        what = "one string" if isinstance(strings, str) else f"{len(strings)} strings"
         wanted = "one string" if single else f"a list of {len(texts)} strings"
         raise InputError(f"{name} goes with the text: give {wanted}, not {what}")
-    return [given] if isinstance(given, str) else list(given)
+    return [strings] if isinstance(strings, str) else list(strings)
 
 
-EncodedRow = tuple[Encoded, Encoded | None]  # a text, and the target where there is one
+EncodedRow = tuple[Encoded, Encoded | None]  # a text and its target, if any
 
 
 def _analyze_texts(
@@ -274,7 +276,7 @@ def _analyze_texts(
     texts: _Texts,
     choose: Callable[[int], Sequence[AnalysisOptions]],
 ) -> list[list[Contributions]]:
-    """Return the results of each view, by text; ``choose`` gives the views for the longest text."""
+    """Return the results of each view by text; ``choose`` maps the greatest length to the views."""
     _check_target(model, any(target is not None for target in texts.targets))
     rows = [
         _encode_row(model, tokenizer, *row, texts.truncate)
@@ -293,7 +295,7 @@ def _analyze_texts(
         for by_text, by_row in zip(results, judged.results, strict=True):
             for row, result in zip(judged.batch.indices, by_row, strict=True):
                 by_text[row] = result
-    if loaded:  # the model is deleted on return, and its weights could not be hashed later
+    if loaded:  # hash the weights now, because the model is deleted on return
         for result in (result for by_text in results for result in by_text):
             _ = result.signature
     return results
@@ -335,7 +337,7 @@ def _inputs(model: Any, tokenizer: Any, rows: Sequence[EncodedRow]) -> dict[str,
         padded = pad(targets, padding)
         inputs["decoder_input_ids"] = padded["input_ids"]
         inputs["decoder_attention_mask"] = padded["attention_mask"]
-    pinned = model.device.type == "cuda"  # from there a GPU copies in the background
+    pinned = model.device.type == "cuda"  # a GPU copies from pinned memory in the background
     return {name: tensor.pin_memory() if pinned else tensor for name, tensor in inputs.items()}
 
 
@@ -344,22 +346,22 @@ def _check_target(model: Any, has_target: bool) -> None:
     kind = type(model).__name__
     if two and not has_target:
         raise InputError(
-            f"{kind} is an encoder–decoder model: give target=, the text that its decoder reads "
-            "(on the command line --target)"
+            f"{kind} is an encoder–decoder model: give target=, the input of its decoder (on the "
+            "command line --target)"
         )
     if not two and has_target:
         raise InputError(
-            f"{kind} has no decoder beside an encoder, so it takes no target; for two sentences "
-            "in one input use text_pair"
+            f"{kind} is not an encoder–decoder model, so it takes no target; for two sentences in "
+            "one input use text_pair"
         )
     if two:
         _check_tokenizers(model)
 
 
 def _check_tokenizers(model: Any) -> None:
-    """Refuse a model whose folder says that it writes with another tokenizer than it reads with.
+    """Raise InputError for a model whose folder has a separate tokenizer for the target.
 
-    The target would be tokenised by the wrong one, and its ids would be those of other words.
+    The source's tokenizer would map the words of the target to wrong ids.
     """
     name = str(getattr(model.config, "_name_or_path", "") or "")
     about = Path(name) / "normscope.json"

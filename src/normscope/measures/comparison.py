@@ -1,7 +1,7 @@
-"""Two maps side by side: how much the context changes, and which pairs grow most (ICLR 2024).
+"""Comparison of two maps: change of contextualisation and amplified pairs (ICLR 2024).
 
-A map is (layer, query, key), as `result["atb"]` gives it. Both maps must be of the same layers and
-tokens; merge words in both or in neither.
+A map is an array (layer, query, key), such as `result["atb"]`. Both maps must have the same layers
+and tokens; merge words in both or in neither.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import InputError
+from normscope.foundation.ranks import midranks
 from normscope.foundation.shapes import Float
 from normscope.results.arrays import LabelledArray, import_tables, is_int
 
@@ -20,16 +21,16 @@ MAP_AXES = ("layer", "query", "key")
 
 
 def contextualization_change(a: LabelledArray, b: LabelledArray) -> Float[np.ndarray, " layer"]:
-    """1 − Spearman ρ of two maps, per layer: 0 if both order the pairs alike, 2 if oppositely.
+    """Return 1 − Spearman ρ of two maps for each layer: 0 for equal orders, 2 for opposite ones.
 
-    Cells that are exactly zero in both maps are those that a mask (causal, sliding window) makes
-    zero; they are left out, as they would inflate ρ. Ties get the average of their ranks.
+    Cells that are exactly zero in both maps are left out: a causal or sliding-window mask makes
+    them zero, and they would inflate ρ. Ties get their average rank.
     """
     _check_alike(a, b)
     return np.array(
         [
-            1 - _spearman(one, other, f"layer {layer} of {a.name!r} and {b.name!r}")
-            for one, other, layer in zip(a.values, b.values, a.labels["layer"], strict=True)
+            1 - _rank_correlation(map_a, map_b, f"layer {layer} of {a.name!r} and {b.name!r}")
+            for map_a, map_b, layer in zip(a.values, b.values, a.labels["layer"], strict=True)
         ]
     )
 
@@ -50,7 +51,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Amplification:
-    """What a step of the layer, such as the feed-forward, adds to a map or takes from it."""
+    """The difference that a step of the layer, such as the feed-forward, makes to a map."""
 
     before: LabelledArray
     after: LabelledArray
@@ -59,16 +60,16 @@ class Amplification:
     def top(
         self, n: int | None = 10, layer: int | None = None, *, special: bool = True
     ) -> list[Pair]:
-        """The ``n`` pairs that grow most (None: all), of one layer or of all, largest first.
+        """Return the ``n`` pairs that grow most (None: all), of one layer or all, largest first.
 
-        Nothing is left out unless ``special`` is False: then pairs with a special token are, on
-        either side. Equal differences keep the order of layer, query, key.
+        With ``special=False``, pairs whose query or key is a special token are left out. Equal
+        differences keep the order of layer, query, key.
         """
         if n is not None and (not is_int(n) or n < 1):
             raise InputError(f"n is {n!r}; give a number of pairs from 1 on, or None for all")
         chosen = np.ones(self.difference.shape, dtype=bool)
         if layer is not None:
-            self.difference.sel(layer=[layer])  # complains of a layer that is not there
+            self.difference.sel(layer=[layer])  # raises for a layer that does not exist
             chosen[np.array(self.difference.labels["layer"]) != layer] = False
         queries, keys = self.difference.tokens["query"], self.difference.tokens["key"]
         if not special:
@@ -94,14 +95,14 @@ class Amplification:
     def to_pandas(
         self, n: int | None = None, layer: int | None = None, *, special: bool = True
     ) -> Any:
-        """The same pairs as a table, one row each; all of them unless ``n`` is given."""
+        """Return the pairs of `top` as a table, one row each; by default all pairs."""
         pandas = import_tables("pandas")
         rows = [astuple(pair) for pair in self.top(n, layer, special=special)]
         return pandas.DataFrame(rows, columns=[field.name for field in fields(Pair)])
 
 
 def amplification(before: LabelledArray, after: LabelledArray) -> Amplification:
-    """The map of differences, after − before, and its top pairs."""
+    """Return the map of differences, after − before, with its top pairs."""
     _check_alike(before, after)
     difference = LabelledArray(
         after.values - before.values,
@@ -114,7 +115,7 @@ def amplification(before: LabelledArray, after: LabelledArray) -> Amplification:
 
 
 def _check_alike(a: LabelledArray, b: LabelledArray) -> None:
-    """Refuse what cannot be compared cell by cell, and say why."""
+    """Raise InputError for maps that cannot be compared cell by cell."""
     for array in (a, b):
         if array.axes != MAP_AXES:
             raise InputError(
@@ -144,26 +145,18 @@ def _short(entries: tuple[Any, ...], limit: int = 12) -> str:
     return text + (f" … ({len(entries)})" if len(entries) > limit else "")
 
 
-def _spearman(a: NDArray[Any], b: NDArray[Any], what: str) -> float:
-    """Pearson's correlation of the ranks, over the cells that are not zero in both."""
+def _rank_correlation(a: NDArray[Any], b: NDArray[Any], what: str) -> float:
+    """Return Spearman's ρ over the cells that are not zero in both maps; raise if undefined."""
     seen = (a != 0) | (b != 0)
-    if np.count_nonzero(seen) < 2:
+    count = np.count_nonzero(seen)
+    if count < 2:
         raise InputError(
-            f"{what} have {np.count_nonzero(seen)} cells that are not zero in both; a rank "
-            "correlation needs two"
+            f"{what} have {count} cells that are not zero in both; a rank correlation needs two"
         )
-    x, y = (_ranks(values[seen]) for values in (a, b))
+    x, y = (midranks(values[seen]) - (count + 1) / 2 for values in (a, b))
     if not x.any() or not y.any():
         raise InputError(
             f"{what}: one of them is the same in all cells, so the rank correlation is not defined"
         )
-    # The root of the product: equal ranks then give exactly 1.
+    # The root of the product, not the product of roots, so that equal ranks give exactly 1.
     return float(np.clip((x @ y) / np.sqrt((x @ x) * (y @ y)), -1, 1))
-
-
-def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Ranks less their mean; equal values share the average of the ranks that they take up."""
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    middle = np.cumsum(counts) - (counts - 1) / 2
-    centred: NDArray[np.float64] = middle[where] - (len(values) + 1) / 2
-    return centred

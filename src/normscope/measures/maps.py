@@ -1,4 +1,4 @@
-"""Maps, or reductions of them, as labelled results: one for each row of a batch."""
+"""Measure maps or their reductions, and return a labelled result for each row of a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from normscope.results.signature import Signature
 from normscope.text.tokens import Tokens
 
 SPOT_CHECK = 3  # one layer in this many has cells computed again from the definition
-KEPT = {  # the axes of what goes with a map
+KEPT = {  # the axes of reductions and of arrays that accompany a map
     "mixing_ratio": ("layer", "query"),
     "bias_share": ("layer", "query"),
     "row_sum": ("layer", "query"),
@@ -40,7 +40,7 @@ KEPT = {  # the axes of what goes with a map
 
 
 class Maps:
-    """The maps of every attention call, with the options of an analysis."""
+    """The measure of `analyze`: the maps of every attention call."""
 
     def __init__(self, model: nn.Module, options: AnalysisOptions, signature: Signature) -> None:
         self.options, self.signature = options, signature
@@ -48,7 +48,7 @@ class Maps:
         self.heads: Heads = "each" if options.heads == "each" else "sum"
         self.whole_layers = need_whole_layers(self.maps)
         self.available = available(model) if self.whole_layers else {}
-        self._kept: tuple[Any, Reduce] | None = None  # of the part last asked for
+        self._kept: tuple[Any, Reduce] | None = None  # the last part, and its reductions
 
     @property
     def needs(self) -> Needs:
@@ -66,7 +66,7 @@ class Maps:
         )
 
     def observe(self, view: LayerView) -> dict[str, Tensor]:
-        """Note the maps of one attention call, or what is kept of them."""
+        """Return the maps of one attention call, or their reductions."""
         captured = view.captured
         _check_call(captured)
         wanted = self._wanted(view)
@@ -98,12 +98,12 @@ class Maps:
         """Return the maps that every layer of this part has."""
         if view.layer is None or not self.whole_layers:
             return list(self.maps)
-        # ALBERT's layers stand in a list inside the one that counts as its stack.
+        # ALBERT's layers are in a list inside the one that counts as its stack.
         names = self.available[view.layer.name.rpartition(".")[0], view.kind]
         return [name for name in self.maps if name in names]
 
     def _reduce(self, view: LayerView) -> Reduce:
-        """Return what to keep of the maps of one part."""
+        """Return the reductions to keep for the maps of one part."""
         batch, captured, keys = view.batch, view.captured, view.positions.keys
         part = id(batch), captured.stack, captured.kind, keys.device
         if self._kept is not None and self._kept[0] == part:
@@ -224,7 +224,7 @@ class _RowLabels:
                 real, labels = np.append(real, True), with_residual(labels)
             values = values if real.all() else values.compress(real, axis=place)
             tokens[axis] = labels
-        # Pinned memory is scarce, and is given back when this batch is done.
+        # Pinned memory is scarce and is released after this batch, so copy from it.
         values = np.array(values) if self.pinned else np.ascontiguousarray(values)
         return LabelledArray(values, axes, tokens, name=name, key_reduce=reduce)
 
@@ -232,7 +232,7 @@ class _RowLabels:
 def _reductions(
     extras: dict[str, dict[str, LabelledArray]], names: Sequence[str], keys: NDArray[np.bool_]
 ) -> dict[str, dict[str, LabelledArray]]:
-    """Return the reductions asked for, with keys counted among the real ones."""
+    """Return the requested reductions, with keys counted among the real ones."""
     order = np.concatenate([np.cumsum(keys) - 1, [int(keys.sum())]])  # the residual last
     padding = np.append(~keys, False)
     ranks = largest(names)
@@ -270,15 +270,15 @@ def _check_call(captured: Capture) -> None:
     """Raise for an attention call whose map would not be defined."""
     if captured.step:
         raise UnsupportedModelError(
-            f"{captured.stack} ran more than once in one forward pass; which run a map "
-            "belongs to is not defined. Use capture() and read the steps one by one."
+            f"{captured.stack} ran more than once in one forward pass, so it has no single "
+            "map. Use capture() and read the steps one by one."
         )
     queries, keys = captured.shape[2:]
     if captured.kind == "self" and queries != keys:
         raise InputError(
             f"{captured.name} attends from {queries} positions to {keys}: the model was given "
-            "a cache of earlier positions (past_key_values) or a prefix of its own. Which key is a "
-            "position itself is not known then: give the whole text at once, without a cache"
+            "a cache of earlier positions (past_key_values) or adds a prefix. It is then not known "
+            "which key is the query's own position: give the whole text at once, without a cache"
         )
 
 
@@ -290,7 +290,7 @@ def _count_rows(batch: Batch, parts: Mapping[str, Observed]) -> int:
         listing = ", ".join(f"{n} of {name}" for name, n in counts.items())
         raise InputError(
             f"the parts of this model ran on different numbers of rows: {listing}. A result has "
-            "one row of each: give as many of one as of the other"
+            "one row of each: give the same number of rows for every part"
         )
     if batch.row_tokens is not None and len(batch.row_tokens) != count:
         raise InputError(
@@ -300,7 +300,7 @@ def _count_rows(batch: Batch, parts: Mapping[str, Observed]) -> int:
 
 
 def category_of(tokens: Tokens, categories: Mapping[str, Sequence[str]]) -> list[int]:
-    """Return for each token the first category that names it, or the number after the last."""
+    """Return the index of each token's first category, or len(categories) for none."""
     numbers: dict[str, int] = {}
     for number, members in reversed(list(enumerate(categories.values()))):
         numbers |= dict.fromkeys(members, number)

@@ -164,10 +164,10 @@ def _check_folder(output: Path) -> None:
 def _rank_sources(run: _ExperimentRun) -> dict[str, str]:
     """Return where the ranks of each frequency table come from."""
     ranks = run.options.ranks
-    sources = {"ids": "tokenizer ids", "corpus": "counts in this text"}
+    known = {"ids": "tokenizer ids", "corpus": "counts in this text"}
     sources = {
-        "frequency": sources.get(ranks, f"the file {Path(ranks).name}"),
-        "frequency_ids": "tokenizer ids",
+        "frequency": known.get(ranks, f"the file {Path(ranks).name}"),
+        "frequency_ids": known["ids"],
     }
     return {table: source for table, source in sources.items() if table in run.result.tables}
 

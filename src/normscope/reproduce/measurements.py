@@ -63,7 +63,7 @@ class ExhibitPlan:
     convention: str | Callable[[Measurements], str]
     table: Callable[[Measurements], Table] | None = None
     draw: Callable[[Measurements], Figure] | None = None
-    data: str | Callable[[Measurements], Table] | None = None  # or the name of a table of the run
+    data: str | Callable[[Measurements], Table] | None = None  # a string names a table of the run
     available: Callable[[Measurements], bool] = lambda measurements: True
 
     def make(self, measurements: Measurements) -> Exhibit:

@@ -1,4 +1,4 @@
-"""Arrays that know their axes: layers, heads and the tokens of queries and keys."""
+"""Arrays with named axes: layers, heads, and queries and keys with their tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from normscope.errors import InputError, MissingExtraError
 from normscope.text.tokens import Tokens
 
-AXES = ("layer", "head", "query", "key")  # in this order where an array has them; others may follow
+AXES = ("layer", "head", "query", "key")  # in this order; other axes follow them
 TOKEN_AXES = ("query", "key")  # always have tokens
 DTYPES = ("float16", "float32", "float64", "int64")
 RESIDUAL = "residual"  # the key that stands for the decoder's own state in cross-attention
@@ -24,17 +24,17 @@ class LabelledArray:
     """A read-only array with named axes, e.g. (layer, query, key), and the tokens of its axes.
 
     Attributes:
-        values: the numbers: float16, float32, float64, or int64 for positions of keys. Not copied,
-            but read-only from here on.
-        axes: their names. Those of "layer", "head", "query", "key" that an array has come first, in
-            that order; further axes ("rank", "category") follow.
+        values: the numbers: float16, float32, float64, or int64 for positions of keys. A read-only
+            view, not a copy.
+        axes: the names of the axes. "layer", "head", "query" and "key" come first, in that order;
+            other axes ("rank", "category") follow.
         tokens: the tokens along an axis; "query" and "key" always have them. An extra key that is
             not a token of the text, such as "residual", is entered as a special token.
         labels: the coordinates along each axis, counted from 0 in the full array, so that after
             ``sel(layer=[2, 5])`` they are still 2 and 5.
         name: which map it is, e.g. "attn_n".
-        key_reduce: how :meth:`words` merges keys: "sum" for what a query takes from a key; "mean"
-            for a property of the key alone, such as the norm of its transformed vector.
+        key_reduce: how :meth:`words` merges keys: "sum" for contributions of keys to a query;
+            "mean" for a property of the key alone, such as the norm of its transformed vector.
         signed: whether negative values are meaningful, so that zero is the middle of a scale.
     """
 
@@ -69,9 +69,9 @@ class LabelledArray:
             raise InputError(f"{self.name!r} has labels for {sorted(unknown)} but axes {axes}")
         labels = {}
         for axis, size in zip(axes, values.shape, strict=True):
-            given = (self.labels or {}).get(axis)
-            labels[axis] = tuple(range(size) if given is None else (int(label) for label in given))
-            if given is not None and (len(labels[axis]) != size or len(set(labels[axis])) != size):
+            own = (self.labels or {}).get(axis)
+            labels[axis] = tuple(range(size) if own is None else (int(label) for label in own))
+            if own is not None and (len(labels[axis]) != size or len(set(labels[axis])) != size):
                 raise InputError(
                     f"{self.name!r} has {size} {axis} entries but labels {labels[axis]}; give one "
                     "label each, all different"
@@ -86,7 +86,7 @@ class LabelledArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many entries along each axis."""
+        """The number of entries along each axis."""
         return self.values.shape
 
     @property
@@ -98,14 +98,14 @@ class LabelledArray:
         return np.array(self.values, dtype=dtype, copy=copy)
 
     def __getitem__(self, index: Any) -> Any:
-        """NumPy indexing by position on the bare values; `sel` selects by label."""
+        """Index the values by position, as NumPy does; `sel` selects by label."""
         return self.values[index]
 
     def __float__(self) -> float:
         return float(self.values)
 
     def __eq__(self, other: object) -> bool:
-        """Equal in everything, the values bit for bit; one bool, not element by element."""
+        """Compare everything, the values bit for bit; return one bool, not one for each element."""
         if not isinstance(other, LabelledArray):
             return NotImplemented
         return self._facts() == other._facts() and self.values.tobytes() == other.values.tobytes()
@@ -114,12 +114,12 @@ class LabelledArray:
     __hash__ = None  # type: ignore[assignment]
 
     def _facts(self) -> tuple[Any, ...]:
-        """Everything but the values."""
+        """Return everything but the values."""
         kind = (self.name, self.key_reduce, self.signed, self.axes, self.shape, self.dtype)
         return (*kind, self.labels, self.tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Through the constructor: NumPy forgets the read-only flag when it pickles.
+        # Pickle through the constructor, because NumPy does not pickle the read-only flag.
         facts = (self.axes, self.tokens, self.labels, self.name, self.key_reduce, self.signed)
         return (LabelledArray, (self.values, *facts))
 
@@ -144,10 +144,10 @@ class LabelledArray:
     def sel(self, **selection: object) -> LabelledArray:
         """Select by label along named axes: `sel(layer=3, query="cat", key=[0, 4])`.
 
-        For every axis an int, a list or a slice of ints (end excluded); for query and key also
-        a token, as the tokenizer writes it or as it reads in the text, or a list of tokens.
-        A single label drops the axis. Ints are labels counted from 0 in the full array, so
-        negative ones are refused.
+        Every axis takes an int, a list or a slice of ints (end excluded); query and key also take
+        a token, as the tokenizer writes it or as it stands in the text, or a list of tokens. A
+        single label drops the axis. Ints are labels, counted from 0 in the full array, so negative
+        ones are not valid.
         """
         for axis in selection:
             if axis not in self.axes:
@@ -157,36 +157,36 @@ class LabelledArray:
         values, axes = self.values, list(self.axes)
         tokens, labels = dict(self.tokens), dict(self.labels)
         for axis, wanted in selection.items():
-            found = self._find(axis, wanted)
+            positions = self._find(axis, wanted)
             place = axes.index(axis)
-            if isinstance(found, int):
-                values = np.asarray(values[(slice(None),) * place + (found,)])
+            if isinstance(positions, int):
+                values = np.asarray(values[(slice(None),) * place + (positions,)])
                 axes.remove(axis)
                 labels.pop(axis)
                 tokens.pop(axis, None)
             else:
-                values = values.take(found, axis=place)
-                labels[axis] = tuple(self.labels[axis][position] for position in found)
+                values = values.take(positions, axis=place)
+                labels[axis] = tuple(self.labels[axis][position] for position in positions)
                 if axis in tokens:
-                    tokens[axis] = take(self.tokens[axis], found)
+                    tokens[axis] = take(self.tokens[axis], positions)
         return replace(self, values=values, axes=tuple(axes), tokens=tokens, labels=labels)
 
     def _find(self, axis: str, wanted: object) -> int | list[int]:
-        """Where the wanted label or labels are along the axis."""
+        """Return the position or positions of the wanted label or labels along an axis."""
         if isinstance(wanted, slice):
-            found = self._find_slice(axis, wanted)
+            positions = self._find_slice(axis, wanted)
         elif isinstance(wanted, Iterable) and not isinstance(wanted, str):
             wanted = list(wanted)
-            found = [self._find_one(axis, label) for label in wanted]
+            positions = [self._find_label(axis, label) for label in wanted]
         else:
-            return self._find_one(axis, wanted)
-        if not found:
+            return self._find_label(axis, wanted)
+        if not positions:
             raise InputError(f"{axis}={wanted!r} selects nothing; {self._valid(axis)}")
-        if len(set(found)) < len(found):
+        if len(set(positions)) < len(positions):
             raise InputError(f"{axis}={wanted!r} names an entry more than once; name each once")
-        return found
+        return positions
 
-    def _find_one(self, axis: str, wanted: object) -> int:
+    def _find_label(self, axis: str, wanted: object) -> int:
         if isinstance(wanted, str) and axis in self.tokens:
             return self._find_token(axis, wanted)
         if is_int(wanted) and wanted in self.labels[axis]:
@@ -194,8 +194,8 @@ class LabelledArray:
         raise InputError(f"{self.name!r} has no {axis} {wanted!r}; {self._valid(axis)}")
 
     def _find_slice(self, axis: str, wanted: slice) -> list[int]:
-        given = [x for x in (wanted.start, wanted.stop, wanted.step) if x is not None]
-        if not all(is_int(x) and x >= 0 for x in given) or wanted.step == 0:
+        bounds = [x for x in (wanted.start, wanted.stop, wanted.step) if x is not None]
+        if not all(is_int(x) and x >= 0 for x in bounds) or wanted.step == 0:
             raise InputError(
                 f"{axis}={wanted!r} is not a slice of labels: give ints from 0 on and a positive "
                 f"step; {self._valid(axis)}"
@@ -208,12 +208,12 @@ class LabelledArray:
     def _find_token(self, axis: str, wanted: str) -> int:
         tokens = self.tokens[axis]
         pieces = zip(tokens.strings, tokens.texts, strict=True)
-        found = [position for position, piece in enumerate(pieces) if wanted in piece]
-        if len(found) == 1:
-            return found[0]
-        if found:
+        positions = [position for position, piece in enumerate(pieces) if wanted in piece]
+        if len(positions) == 1:
+            return positions[0]
+        if positions:
             places = ", ".join(
-                f"{self.labels[axis][position]} ({tokens.strings[position]})" for position in found
+                f"{self.labels[axis][at]} ({tokens.strings[at]})" for at in positions
             )
             raise InputError(
                 f"{axis} {wanted!r} is not unique in {self.name!r}: it is at positions {places}; "
@@ -238,10 +238,10 @@ class LabelledArray:
     def words(self) -> LabelledArray:
         """Merge the pieces of each word: summed over keys, averaged over queries.
 
-        What a query takes from a word is the sum of what it takes from the pieces; what a word
-        takes is the mean over its pieces. Where there is no query (`key_reduce="mean"`) keys
-        are averaged too. Special tokens stay alone. Sums are in float64 and rounded once.
-        Query and key labels then count words.
+        A word's contribution to a query is the sum of the contributions of its pieces; a
+        contribution to a word is the mean over its pieces. With `key_reduce="mean"` keys are
+        averaged too. Special tokens are not merged. Sums are computed in float64 and rounded once.
+        Query and key labels of the result count words.
         """
         values: NDArray[Any] = self.values
         tokens, labels = dict(self.tokens), dict(self.labels)
@@ -262,11 +262,11 @@ class LabelledArray:
     # ---- converting
 
     def to_numpy(self) -> NDArray[Any]:
-        """The bare numbers, as a copy that may be written to."""
+        """Return the values as a writable copy."""
         return np.array(self.values)
 
     def to_pandas(self) -> Any:
-        """A long table, one row per cell: each axis, the tokens of query and key, the value."""
+        """Return a long table, one row per cell: axes, tokens of query and key, value."""
         pandas = import_tables("pandas")
         columns: dict[str, Any] = {}
         for place, axis in enumerate(self.axes):
@@ -279,7 +279,7 @@ class LabelledArray:
         return pandas.DataFrame(columns)
 
     def to_xarray(self) -> Any:
-        """An xarray.DataArray with these axes as dimensions, labels and tokens as coordinates."""
+        """Return an xarray.DataArray: axes as dimensions, labels and tokens as coordinates."""
         xarray = import_tables("xarray")
         coordinates: dict[str, Any] = {axis: list(self.labels[axis]) for axis in self.axes}
         for axis, tokens in self.tokens.items():
@@ -290,7 +290,7 @@ class LabelledArray:
 
 
 def take(tokens: Tokens, positions: Sequence[int]) -> Tokens:
-    """The tokens at these positions; words are renumbered and those without a piece left out."""
+    """Return the tokens at these positions; words are renumbered, those without pieces dropped."""
 
     def pick(entries: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(entries[position] for position in positions)
@@ -312,7 +312,7 @@ def take(tokens: Tokens, positions: Sequence[int]) -> Tokens:
 
 
 def merge_words(tokens: Tokens) -> tuple[list[list[int]], Tokens]:
-    """The positions of each word's pieces, and the words themselves as tokens.
+    """Return the positions of each word's pieces, and the words themselves as tokens.
 
     Words come in the order of their first piece. Special tokens are never merged.
     """
@@ -342,25 +342,25 @@ def merge_words(tokens: Tokens) -> tuple[list[list[int]], Tokens]:
 
 
 def printable(string: str) -> str:
-    """A token on a terminal: what would move the cursor or change colours is written out."""
+    """Return a token for a terminal, with control characters escaped."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in string
     )
 
 
 def abridged(tokens: Tokens, limit: int = 12) -> str:
-    """The first few tokens in one line."""
+    """Return the first few tokens in one line."""
     more = f" … ({len(tokens)})" if len(tokens) > limit else ""
     return " ".join(map(printable, tokens.strings[:limit])) + more
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """True for Python's and NumPy's ints; a bool is no label, though Python counts it as int."""
+    """Return whether a value is an int of Python or NumPy; a bool is not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def import_tables(package: str) -> Any:
-    """The package, imported only when a table is asked for."""
+    """Import a package of the extra "tables"; raise MissingExtraError if it is not installed."""
     try:
         return importlib.import_module(package)
     except ImportError as error:

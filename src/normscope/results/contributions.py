@@ -21,7 +21,7 @@ __all__ = ["Contributions", "SignatureSource", "load"]
 
 @runtime_checkable
 class SignatureSource(Protocol):
-    """Something that gives the signature when it is asked for (hashing weights takes time)."""
+    """An object that computes the signature on demand (hashing weights takes time)."""
 
     def text(self) -> str:
         """Return the signature."""
@@ -38,18 +38,18 @@ def _kind(name: str, doc: str) -> property:
 
 
 class Contributions:
-    """What one analysis found: `result["attn_n"]`, its tokens, its error and its signature.
+    """The result of one analysis: maps such as `result["attn_n"]`, tokens, errors and signature.
 
     A model with one stack of layers has maps. A model with several (encoder, decoder, cross) has
-    ``parts`` instead, each a result of its own: `result.encoder["attn_n"]`. Where maps were reduced
-    (`analyze(..., reduce=…)`) there are only the arrays that were kept of them.
+    ``parts`` instead, each a result of its own: `result.encoder["attn_n"]`. With reduced maps
+    (`analyze(..., reduce=…)`) there are only the reductions.
 
     Args:
         maps: name -> (layer, query, key) or (layer, head, query, key).
         transformed_norm: (layer, head, key).
-        tokens: of the queries.
-        key_tokens: of the keys; the same as ``tokens`` unless given. A map may have one key more,
-            the last, named "residual".
+        tokens: the tokens of the queries.
+        key_tokens: the tokens of the keys; ``tokens`` by default. A map may have an extra last key
+            named "residual".
         error: map name -> worst relative gap to the model's real output.
         signature: a line of text, or an object whose ``text()`` gives it when it is first read.
         parts: results by name, in place of all of the above.
@@ -89,7 +89,7 @@ class Contributions:
         if self._tokens is None or self._key_tokens is None or not (self._maps or self.extras):
             raise InputError("a result needs maps and tokens, or parts")
         for name in [*self._maps, *self.extras]:
-            # These are names in a saved file, where transformed_norm has its own.
+            # They become names in a saved file, where transformed_norm is taken.
             if not name.isidentifier() or name == "transformed_norm":
                 raise InputError(f"a map or an extra cannot be called {name!r}")
         measured = {*self._maps, *(name for by_map in self.extras.values() for name in by_map)}
@@ -103,7 +103,7 @@ class Contributions:
         """Raise InputError unless all arrays have the same layers and tokens."""
         arrays = self._arrays()
         layers = next(iter(arrays.values())).labels.get("layer")
-        # The residual of cross-attention is a key of its own, the last, and no token of the source.
+        # In cross-attention the residual is an extra last key, not a token of the source.
         with_residual = (*key_tokens.strings, RESIDUAL)
         for name, array in arrays.items():
             if layers is None or array.labels.get("layer") != layers:
@@ -130,14 +130,15 @@ class Contributions:
         if self.parts:
             choice = ", ".join(f"result.{name}" for name in self.parts)
             raise InputError(
-                f"{wanted} is of one part, and this result has several; choose a part: {choice}"
+                f"{wanted} belongs to one part, and this result has several; "
+                f"choose a part: {choice}"
             )
 
     def __getitem__(self, name: str) -> LabelledArray:
         self._choose_a_part(f"map {name!r}")
         if name not in self._maps:
             listing = ", ".join(self._maps) or f"none, only {', '.join(self.extras)}"
-            raise InputError(f"there is no map {name!r} here; there is: {listing}")
+            raise InputError(f"there is no map {name!r} in this result; it has: {listing}")
         return self._maps[name]
 
     def keys(self) -> list[str]:
@@ -152,7 +153,7 @@ class Contributions:
         return len(self.keys())
 
     def __bool__(self) -> bool:
-        return True  # also where maps were reduced, and none is left
+        return True  # also without maps, if they were reduced
 
     def __getattr__(self, name: str) -> Contributions:
         # Reached only for names that are not ordinary attributes. Not `self.parts`: while an
@@ -182,7 +183,7 @@ class Contributions:
 
     @property
     def transformed_norm(self) -> LabelledArray:
-        """(layer, head, key): the length of each key's transformed vector."""
+        """The norm of each key's transformed vector, (layer, head, key)."""
         self._choose_a_part("transformed_norm")
         if self._transformed_norm is None:
             raise InputError("this result has no transformed norms: its maps were reduced")
@@ -200,11 +201,11 @@ class Contributions:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """The names of the categories of keys; the last is of all other keys."""
+        """The names of the categories of keys; the last one is for all other keys."""
         return next((a.tokens["category"].strings for a in self.category.values()), ())
 
     def top(self, name: str, layer: int, query: int) -> list[tuple[str, float]]:
-        """Return the largest contributors of one query, by token; none that gives nothing."""
+        """Return the largest contributors of one query as (token, value), without zeros."""
         if name not in self.top_key:
             kept = ", ".join(self.top_key) or 'none; ask for reduce=("top16",)'
             raise InputError(f"there are no top contributors of {name!r}; there are of: {kept}")
@@ -228,27 +229,27 @@ class Contributions:
 
     @property
     def signature(self) -> str:
-        """How these numbers were made, in one line; computed when first read, then kept."""
+        """How these numbers were computed, in one line; made when first read, then cached."""
         signature = self._signature
         if not isinstance(signature, str):
-            # Two threads may both come here; they get the same text, so no lock is needed.
+            # Two threads may compute it at once; they get the same text, so no lock is needed.
             signature = self._signature = signature.text()
         return signature
 
     @property
     def layers(self) -> int:
-        """How many layers the arrays have."""
+        """The number of layers of the arrays."""
         self._choose_a_part("layers")
         return len(next(iter(self._arrays().values())).labels["layer"])
 
     @property
     def heads(self) -> int:
-        """How many heads a layer has."""
+        """The number of heads of a layer."""
         self._choose_a_part("heads")
         for array in self._arrays().values():
             if "head" in array.axes:
                 return len(array.labels["head"])
-        raise InputError('no array here has heads; analyse with heads="each"')
+        raise InputError('no array of this result has heads; analyse with heads="each"')
 
     def __eq__(self, other: object) -> bool:
         """Compare everything, the numbers bit for bit."""
@@ -262,7 +263,7 @@ class Contributions:
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        # The signature's source refers to the model, which has no place in a pickle.
+        # Pickle the text, because the object that computes it refers to the model.
         return {**self.__dict__, "_signature": self.signature}
 
     def __repr__(self) -> str:
@@ -343,9 +344,9 @@ class Contributions:
         return result_html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything, bit for bit, into one safetensors file; `load` reads it back.
+        """Write everything, bit for bit, to one safetensors file; `load` reads it back.
 
-        The file appears complete or not at all; a file that was there stays until then.
+        An existing file is replaced only when the new one is complete.
         """
         from normscope.results.saved import save
 

@@ -1,4 +1,4 @@
-"""A result into a file: JSON, CSV, safetensors or a page, whole or not at all."""
+"""Write a result to a JSON, CSV, safetensors or HTML file, completely or not at all."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from normscope.errors import InputError
-from normscope.foundation.files import check_file as check_file
-from normscope.foundation.files import whole_file as whole_file
+from normscope.foundation.files import check_file, whole_file
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
 
@@ -25,16 +24,16 @@ COLUMNS = (
 
 
 def check_output(output: str, more: Sequence[str] = ()) -> None:
-    """Refuse a name that neither `write` could serve nor one who writes `more` kinds of files."""
+    """Raise InputError for a file name that has none of `SUFFIXES` or the suffixes in `more`."""
     if output != STDOUT:
         check_file(output, (*SUFFIXES, *more), also=", or be - for JSON on standard output")
 
 
 def write(result: Contributions, output: str) -> None:
-    """Write to a file of the kind its name says, or as JSON to standard output ("-")."""
+    """Write to a file of the kind that its suffix names, or JSON to standard output ("-")."""
     suffix = Path(output).suffix.lower()
     if output == STDOUT:
-        # As bytes: JSON is UTF-8, whatever the terminal speaks.
+        # As bytes: JSON is UTF-8, whatever the encoding of the terminal.
         sys.stdout.flush()
         sys.stdout.buffer.write(to_json(result))
         sys.stdout.buffer.flush()
@@ -51,7 +50,7 @@ def write(result: Contributions, output: str) -> None:
 
 
 def keep_layers(result: Contributions, layers: list[int]) -> Contributions:
-    """The result with these layers only, and without the parts that have none of them."""
+    """Return the result with these layers only; parts that have none of them are left out."""
     has = {
         name: part[next(iter(part))].labels["layer"]
         for name, part in (result.parts or {"": result}).items()
@@ -88,7 +87,7 @@ def _part_layers(part: Contributions, layers: list[int]) -> Contributions:
 
 
 def to_json(result: Contributions) -> bytes:
-    """The JSON form of `result.to_dict()`, and which layers the maps have."""
+    """Return `result.to_dict()` as JSON, with the layers of the maps added."""
     plain = result.to_dict()
     for name, owner in (result.parts or {"": result}).items():
         layers = {"layers": list(owner[next(iter(owner))].labels["layer"])}
@@ -97,9 +96,9 @@ def to_json(result: Contributions) -> bytes:
 
 
 def write_csv(result: Contributions, file: BinaryIO) -> None:
-    """The long table, one row for each cell of each map; floats with all their digits.
+    """Write a long table, one row for each cell of each map; floats with all their digits.
 
-    `part` is empty where there is one, and `head` where the heads were summed.
+    `part` is empty for a result without parts, and `head` if the heads were summed.
     """
     text = io.TextIOWrapper(file, encoding="utf-8", newline="")
     writer = csv.writer(text, lineterminator="\n")
@@ -108,11 +107,11 @@ def write_csv(result: Contributions, file: BinaryIO) -> None:
         for name in owner:
             writer.writerows((part, name, *row) for row in _cells(owner[name]))
     text.flush()
-    text.detach()  # or the text layer would close the file with itself
+    text.detach()  # otherwise the wrapper would close the file when it is deleted
 
 
 def _cells(array: LabelledArray) -> Iterator[tuple[Any, ...]]:
-    """layer, head, query, query_token, key, key_token, value."""
+    """Yield (layer, head, query, query_token, key, key_token, value) of each cell."""
     heads: Sequence[int | str] = array.labels.get("head", ("",))
     queries, keys = (
         list(zip(array.labels[axis], array.tokens[axis].strings, strict=True))

@@ -1,4 +1,4 @@
-"""Results as safetensors files, bit for bit."""
+"""Save results to safetensors files and load them, bit for bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def save(result: Contributions, path: str | os.PathLike[str]) -> None:
     from safetensors.numpy import save as to_bytes
 
     header, tensors = _pack(result)
-    # One metadata entry, so that the same result always gives the same bytes.
+    # A single metadata entry, so that equal results give equal bytes.
     data = to_bytes(tensors, metadata={FORMAT: json.dumps(header)})
     with whole_file(path) as file:
         file.write(data)
@@ -39,7 +39,7 @@ def load(path: str | os.PathLike[str]) -> Contributions:
     where = os.fspath(path)
     try:
         with safe_open(where, framework="np") as file:
-            # The header first: another program's file may be huge.
+            # Read the header first: a file of another program may be huge.
             text = (file.metadata() or {}).get(FORMAT)
             if text is None:
                 raise InputError("it was not saved by normscope")
@@ -74,7 +74,7 @@ def _pack(result: Contributions) -> tuple[dict[str, Any], dict[str, NDArray[Any]
     for part, owner in (result.parts or {"": result}).items():
         arrays = {}
         for name, array in owner._arrays().items():
-            # safetensors reads the memory as it lies: a transposed array must be laid out first.
+            # safetensors writes the memory as it is, so a transposed array must be copied first.
             tensors[f"{part}/{name}".lstrip("/")] = np.asarray(array.values, order="C")
             arrays[name] = {
                 "axes": array.axes,

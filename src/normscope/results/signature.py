@@ -1,4 +1,4 @@
-"""The one line that lets another person get the same numbers."""
+"""The signature of a result: one line with everything needed to reproduce its numbers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _HASHES: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 class Signature:
     """How a result was made, in one line.
 
-    Hashing the weights takes time, so the text is made when it is first asked for. Until then the
-    signature refers to the model weakly: it does not keep it alive. Read the signature, or save the
-    result, before the model is deleted; afterwards the line says that the weights are not known.
+    Hashing the weights takes time, so the text is computed when it is first read. Until then the
+    signature has a weak reference to the model, which does not keep the model alive. Read the
+    signature, or save the result, before the model is deleted; afterwards the weights are given as
+    "deleted-before-hashing".
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Signature:
         self._text: str | None = None
 
     def with_path(self, path: str) -> Signature:
-        """Return the signature of a batch that took this way into the model's attention."""
+        """Return the signature with another path by which attention was captured."""
         other = copy.copy(self)
         other._path, other._text = path, None
         return other
@@ -71,7 +72,7 @@ class Signature:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that numbers may depend on."""
+    """Return the versions of the packages that numbers may depend on."""
     import transformers
 
     from normscope import __version__
@@ -85,15 +86,15 @@ def versions() -> dict[str, str]:
 
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:
-    """Return what changes when a parameter is replaced or written to, without reading weights."""
+    """Return a value that changes when a parameter is replaced or modified; reads no weights."""
     return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors(model))
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of the state: names, dtypes, shapes, bytes; cached until it changes."""
+    """Return the SHA-256 of the state (names, dtypes, shapes, bytes), cached until it changes."""
     state = {n: t for n, t in sorted(model.state_dict().items()) if isinstance(t, torch.Tensor)}
     raw = {name: _raw(tensor) for name, tensor in state.items()}
-    # Writing through `.data` leaves the version counter alone, so the bits are summed as well.
+    # Writing through `.data` does not change the version counter, so compare sums of bits too.
     now = state_of(model), tuple(int(bits.sum(dtype=torch.int64)) for bits in raw.values())
     cached = _HASHES.get(model)
     if cached is not None and cached[0] == now:
@@ -116,7 +117,7 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tokenizer_name(tokenizer: Any) -> str:
-    """Return class, size and a short hash of the vocabulary."""
+    """Return the tokenizer's class, and the size and a short hash of its vocabulary."""
     if tokenizer is None:
         return "none"
     vocabulary = tokenizer.get_vocab()

@@ -1,6 +1,6 @@
-"""What the feed-forward block does to the maps (2024): change of context, amplified pairs.
+"""Effects of the feed-forward block on the maps (2024): contextualisation change, amplified pairs.
 
-These need the maps themselves, and so cost far more than the other statistics: use a sample.
+Both need whole maps and cost far more than the other statistics: run them on a sample.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from normscope.measures.statistics.settings import StatisticSettings
 
 
 def cells_of(layer: Layer) -> Any:
-    """The cells that count, (row, query, key)."""
+    """Return which cells (row, query, key) the attention mask admits."""
     shape = layer.alpha.shape
     admitted = layer.admitted
     if admitted is None:
@@ -32,11 +32,12 @@ def cells_of(layer: Layer) -> Any:
 
 
 def change_of(before: Any, after: Any, cells: Any) -> list[float]:
-    """1 − ρ of two maps, sequence by sequence; −1 where it is not defined (maps of one cell)."""
-    found = [
-        1 - spearman(a[here], b[here]) for a, b, here in zip(before, after, cells, strict=True)
+    """Return 1 − ρ of two maps for each sequence; −1 if it is undefined (maps of one cell)."""
+    changes = [
+        1 - spearman(a[counted], b[counted])
+        for a, b, counted in zip(before, after, cells, strict=True)
     ]
-    return [-1.0 if math.isnan(one) else one for one in found]
+    return [-1.0 if math.isnan(change) else change for change in changes]
 
 
 class Change:
@@ -50,21 +51,21 @@ class Change:
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         maps, cells = layer.block_maps, cells_of(layer)
-        home = {name: made.cpu().numpy() for name, made in maps.items()}
+        on_cpu = {name: lengths.cpu().numpy() for name, lengths in maps.items()}
         return {
             f"change_{before} → {after}": torch.tensor(
-                change_of(home[before], home[after], cells), dtype=torch.float64
+                change_of(on_cpu[before], on_cpu[after], cells), dtype=torch.float64
             )
             for before, after in pairwise(maps)
         }
 
     def measure(self, batch: MeasuredBatch) -> StatisticState:
         steps = [name for name in batch.names if name.startswith("change_")]
-        found = np.stack([batch[name] for name in steps], axis=-1)  # row layer step
-        defined = found >= 0
+        changes = np.stack([batch[name] for name in steps], axis=-1)  # row layer step
+        defined = changes >= 0
         return {
             "steps": np.array([name.removeprefix("change_") for name in steps]),
-            "sum": np.tensordot(batch.weights, np.where(defined, found, 0), 1),
+            "sum": np.tensordot(batch.weights, np.where(defined, changes, 0), 1),
             "sequences": np.tensordot(batch.weights, defined.astype(float), 1),
         }
 
@@ -100,11 +101,11 @@ class AmplifiedPairs:
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
         maps, cells = layer.block_maps, cells_of(layer)
-        step = next((two for two in pairwise(maps) if SCOPES[two[1]].end == "ff"), None)
+        step = next((pair for pair in pairwise(maps) if SCOPES[pair[1]].end == "ff"), None)
         if step is None:
             raise InputError(
-                f"{layer.name} adds its feed-forward beside attention, so that it amplifies "
-                "no pair; amplification is not to be had of this model"
+                f"{layer.name} has its feed-forward parallel to attention, so the feed-forward "
+                "amplifies no pair; leave out the statistic amplification for this model"
             )
         grown = maps[step[1]] - maps[step[0]]
         grown = grown.masked_fill(~torch.from_numpy(cells).to(grown.device), -torch.inf).flatten()
@@ -114,23 +115,23 @@ class AmplifiedPairs:
         row, cell = best.indices // (queries * keys), best.indices % (queries * keys)
         i, j = cell // keys, cell % keys
         ids, sequence = layer.on_device(layer.inputs.ids), layer.on_device(layer.inputs.keys)
-        found = (
+        columns = (
             *(torch.full_like(i, layer.index), best.values, sequence[row]),
             *(i, j, ids[row, i], ids[row, j]),
         )
-        return {f"grown_{name}": one for name, one in zip(_CELL, found, strict=True)}
+        return {f"grown_{name}": column for name, column in zip(_CELL, columns, strict=True)}
 
     def measure(self, batch: MeasuredBatch) -> StatisticState:
         cells = {name: np.concatenate(batch.lists(f"grown_{name}")) for name in _CELL}
-        made = self._keep(cells)
-        ids = np.unique(np.concatenate([made["query_id"], made["key_id"]]))
+        largest = self._keep(cells)
+        ids = np.unique(np.concatenate([largest["query_id"], largest["key_id"]]))
         return {
-            "cells": made,
+            "cells": largest,
             "tokens": dict(zip(map(str, ids.tolist()), batch.vocabulary.strings(ids), strict=True)),
         }
 
     def _keep(self, cells: StatisticState) -> StatisticState:
-        """The largest of each layer; equal ones by sequence, query and key."""
+        """Return the largest cells of each layer; ties are ordered by sequence, query and key."""
         ties = ("key", "query", "sequence")
         order = np.lexsort([*(cells[name] for name in ties), -cells["difference"], cells["layer"]])
         layer = cells["layer"][order]
@@ -157,7 +158,7 @@ class AmplifiedPairs:
         largest = np.full(len(pairs), -np.inf)
         np.maximum.at(largest, where, cells["difference"])
         mean = np.bincount(where, weights=cells["difference"], minlength=len(pairs)) / count
-        order = np.lexsort((-largest, -count, pairs[:, 0]))  # stable: equal ones stay by their ids
+        order = np.lexsort((-largest, -count, pairs[:, 0]))  # stable: ties stay by id
         pairs = pairs[order]
         notes = (
             f"of each layer the {self.settings.top} cells (query, key) of the corpus whose length "

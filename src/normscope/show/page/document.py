@@ -6,8 +6,8 @@ import os
 from importlib.resources import files
 from typing import Any
 
+from normscope.foundation.files import check_file, whole_file
 from normscope.results.arrays import printable
-from normscope.results.files import check_file, whole_file
 from normscope.show import html
 from normscope.show.page.encode import Viewable, payload
 

@@ -1,0 +1,168 @@
+"""The loop: measures side by side in one pass, early ends, layers that are not read; signatures."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_array_equal
+from torch import Tensor
+
+import normscope
+from normscope.decomposition.layer import LayerView
+from normscope.engine.batch import Batch
+from normscope.engine.measure import Enough, Measure, Needs, Observed, Part
+from normscope.engine.options import AnalysisOptions
+from normscope.engine.run import look, run
+from normscope.errors import ExactnessError
+from normscope.measures.analysis import analyze_views
+from normscope.models.architectures import tiny_inputs, tiny_model
+from tests.helpers.tiny import tokenizer
+
+TEXT = "the cat sat on the mat , and looked at it ."
+
+
+class Noting:
+    """Notes the layer's number and the sums of the norms; ends the pass after some layers."""
+
+    def __init__(self, last: int = 99, every: int = 1) -> None:
+        self.needs, self.last, self.every = Needs(weights=True), last, every
+
+    def observe(self, view: LayerView) -> Mapping[str, Tensor]:
+        layer = view.captured.layer
+        sums = view.transformed_norm.sum(dim=(1, 2))
+        if layer % self.every == 0:
+            view.maps(["attn_n"])
+        if layer == self.last:
+            raise Enough
+        return {"sums": sums, f"only {layer}": sums.new_full((len(sums), layer + 1), layer)}
+
+    def finish(self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]) -> Any:
+        (observed,) = parts.values()
+        return observed
+
+
+def one_pass(*measures: Measure) -> list[Any]:
+    model, inputs = tiny_model("bert"), tiny_inputs("bert")
+    (judged,) = run(model, [Batch(model, inputs)], list(measures), attention="eager")
+    return judged.results
+
+
+def test_measures_do_not_disturb_each_other() -> None:
+    alone, (first, second) = one_pass(Noting())[0], one_pass(Noting(every=2), Noting())
+    assert_array_equal(first["sums"], alone["sums"])
+    assert_array_equal(second["sums"], alone["sums"])
+    assert alone["sums"].shape == (3, 3)  # row, layer
+    assert [len(alone.lists(f"only {n}")[0][0]) for n in range(3)] == [1, 2, 3]
+    assert_array_equal(second.gaps["attn_n"], alone.gaps["attn_n"])
+
+
+def test_layers_of_which_nothing_was_read_have_nothing_to_judge() -> None:
+    (observed,) = one_pass(Noting(every=2))
+    gaps = observed.gaps["attn_n"]
+    assert gaps.shape == (3, 3)  # layer, row
+    assert (gaps[1] == 0).all()
+    assert (gaps[[0, 2]] > 0).any(axis=1).all()
+
+
+def test_a_measure_may_end_the_pass_and_is_judged_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (observed,) = one_pass(Noting(last=1))
+    assert observed["sums"].shape == (3, 1)
+    assert observed.gaps["attn_n"].shape == (2, 3)
+    right = LayerView.take_gaps
+
+    def wrong(self: LayerView) -> dict[str, Tensor]:
+        return {name: gap + (self.captured.layer == 1) for name, gap in right(self).items()}
+
+    monkeypatch.setattr(LayerView, "take_gaps", wrong)
+    with pytest.raises(ExactnessError, match=r"attn_n of encoder\.layer\.1"):
+        one_pass(Noting(last=1))
+
+
+def test_looking_leaves_the_models_output_and_its_modes() -> None:
+    model: Any = tiny_model("gpt2").train()
+    inputs = tiny_inputs("gpt2")
+    seen: list[int] = []
+    judged = look(model, inputs, lambda view: seen.append(view.captured.layer))
+    assert seen == [0, 1, 2]
+    assert model.training
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = model.eval()(**inputs).logits
+    assert torch.equal(judged.output.logits, expected)
+
+
+def test_several_views_of_a_text_come_from_one_forward_pass() -> None:
+    model: Any = tiny_model("bert")
+    passes: list[int] = []
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    lengths: list[int] = []
+
+    def views(_: Any, length: int) -> list[AnalysisOptions]:
+        lengths.append(length)
+        return [AnalysisOptions(heads="each"), AnalysisOptions(("attn_n", "attn_res_ln_n", "atb"))]
+
+    each, summed = analyze_views(model, tokenizer(), TEXT, views)
+    assert (len(passes), lengths) == (1, [len(each.tokens)])
+    alone: Any = normscope.analyze(model, tokenizer(), TEXT, heads="each")
+    assert_array_equal(each["attn_n"].values, alone["attn_n"].values)
+    maps = ["attn_n", "attn_res_ln_n", "atb"]
+    alone = normscope.analyze(model, tokenizer(), TEXT, maps=maps)
+    for name in maps:
+        assert_array_equal(summed[name].values, alone[name].values)
+    assert summed.error == alone.error
+
+
+# ---- signatures
+
+
+def test_each_batch_has_its_own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a list of short and long texts, some are computed with fused attention."""
+    monkeypatch.setattr("normscope.engine.run.LONG", 8)
+    monkeypatch.setattr("normscope.measures.analysis.BATCH_TOKENS", 16)
+    model = tiny_model("llama")
+    long, short = normscope.analyze(model, tokenizer(), [TEXT, "the cat"])
+    assert "path:fused" in long.signature
+    assert "path:interface" in short.signature
+
+
+def test_an_unread_signature_does_not_keep_the_model_alive() -> None:
+    model: Any = tiny_model("bert")
+    result: Any = normscope.analyze(model, tokenizer(), TEXT)
+    read: Any = normscope.analyze(model, tokenizer(), TEXT)
+    assert "weights:sha256=" in read.signature
+    alive = weakref.ref(model)
+    del model
+    gc.collect()
+    assert alive() is None
+    assert "weights:deleted-before-hashing" in result.signature
+    assert "weights:sha256=" in read.signature
+
+
+def test_a_model_that_is_loaded_for_one_call_is_hashed_before_it_is_deleted(tmp_path: Any) -> None:
+    tiny_model("bert").save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    result: Any = normscope.analyze(tmp_path, text=TEXT)
+    gc.collect()
+    assert "weights:sha256=" in result.signature
+
+
+def test_the_default_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from normscope.models import loading
+
+    first: Any = normscope.analyze(None, None, "The cat sat.")
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the default model was loaded again")
+
+    monkeypatch.setattr(loading, "load", refused)
+    second: Any = normscope.analyze(None, None, "The cat sat.")
+    assert_array_equal(first["attn_n"].values, second["attn_n"].values)
+    assert np.isfinite(second["attn_n"].values).all()
