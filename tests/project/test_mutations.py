@@ -237,7 +237,7 @@ def sigma_of_each_part(right: Any) -> Any:
     """Compute σ without what the positions have in common."""
 
     def sigma(self: Any) -> Tensor:
-        part = self.given.double() - self.given.double().mean(dim=1, keepdim=True)
+        part = self.inputs.double() - self.inputs.double().mean(dim=1, keepdim=True)
         computed: Tensor = self.parameters.sigma(part).squeeze(-1)
         return computed
 
