@@ -74,7 +74,7 @@ _ALIASES = {
 }
 _SUBMODULES = ("alignment", "models", "testing")  # `import normscope` is enough for these
 
-# Public names of version 0.1.0 that moved into submodules.
+# Names that were public before they moved into submodules.
 _MOVED = {
     **dict.fromkeys(("Amplification", "amplification", "contextualization_change"), "comparison"),
     **dict.fromkeys(("expansion_rate", "layernorm_scale", "singular_values"), "properties"),

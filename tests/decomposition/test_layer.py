@@ -15,7 +15,7 @@ from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.activations import KNOWN, recognise, secant
 from normscope.decomposition.available import available
 from normscope.decomposition.feedforward import FF_BIASES
-from normscope.decomposition.layer import Decomposing, LayerView, scopes_of
+from normscope.decomposition.layer import DecompositionOptions, LayerView, scopes_of
 from normscope.decomposition.scopes import NAMES
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
@@ -68,7 +68,7 @@ def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
         for captured in (layer.attention, layer.cross):
             if captured is None:
                 continue
-            view = LayerView(captured, layer, how=Decomposing(ff_bias, memory=100_000))
+            view = LayerView(captured, layer, how=DecompositionOptions(ff_bias, memory=100_000))
             batch, _, queries, keys = captured.shape
             maps = view.maps(view.scopes)
             gaps = view.take_gaps()  # of completeness and of random cells
@@ -210,7 +210,7 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
     with torch.no_grad(), FullPrecision(), capture_layers(model, layers.append):
         model(**tiny_inputs(name, batch=1, length=5))
     layer = layers[1]
-    view = LayerView(layer.last, layer, how=Decomposing(ff_bias))
+    view = LayerView(layer.last, layer, how=DecompositionOptions(ff_bias))
     scope = next(s for s in view.scopes if s.endswith("_ff"))
     made: Any = view.maps([scope, f"{scope}_res"])
     ff = view._feed_forward()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from normscope.engine.batch import Batch
-from normscope.engine.judge import BOUNDS, TF32, bound_of, judge, refuse_masks
+from normscope.engine.judge import BOUNDS, TF32, bound_of, check_masks, judge
 from normscope.errors import ExactnessError, InputError
 from normscope.models.architectures import tiny_inputs, tiny_model
 
@@ -62,12 +62,12 @@ def test_bounds_follow_the_coarsest_dtype() -> None:
 
 def test_masks(batch: Batch) -> None:
     blocked = torch.zeros(3, 9, dtype=torch.bool)
-    refuse_masks(batch, "layer.0", blocked, None)
+    check_masks(batch, "layer.0", blocked, None)
     blocked[1, 4] = True
     with pytest.raises(InputError, match=r"row 1, position 4 is a real token .* layer\.0"):
-        refuse_masks(batch, "layer.0", blocked, None)
+        check_masks(batch, "layer.0", blocked, None)
     weights, keys = torch.zeros(3, 9), torch.zeros(3, 9, dtype=torch.long)
-    refuse_masks(batch, "layer.0", None, (weights, keys))
+    check_masks(batch, "layer.0", None, (weights, keys))
     weights[2, 3], keys[2, 3] = 0.25, 7
     with pytest.raises(InputError, match=r"row 2, position 3 attends to position 7, .*padding"):
-        refuse_masks(batch, "layer.0", None, (weights, keys))
+        check_masks(batch, "layer.0", None, (weights, keys))

@@ -16,7 +16,7 @@ from torch import Tensor
 import normscope
 from normscope.decomposition.layer import LayerView
 from normscope.engine.batch import Batch
-from normscope.engine.measure import Enough, Measure, Needs, Observed, Part
+from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import look, run
 from normscope.errors import ExactnessError
@@ -39,7 +39,7 @@ class Noting:
         if layer % self.every == 0:
             view.maps(["attn_n"])
         if layer == self.last:
-            raise Enough
+            raise StopPass
         return {"sums": sums, f"only {layer}": sums.new_full((len(sums), layer + 1), layer)}
 
     def finish(self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]) -> Any:

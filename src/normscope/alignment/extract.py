@@ -20,7 +20,7 @@ from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, NORMS, need_whole_layers
 from normscope.engine.batch import Batch
-from normscope.engine.measure import Enough, Needs, Observed, Part
+from normscope.engine.measure import Needs, Observed, Part, StopPass
 from normscope.engine.run import run
 from normscope.errors import InputError
 
@@ -112,7 +112,7 @@ class SoftAlignments:
         if view.kind == "cross" and layer in self.wanted:
             self._consume(view, layer, tuple(self.wanted[layer]))
         if view.kind == "cross" and layer == max(self.wanted):
-            raise Enough  # the layers above are not needed
+            raise StopPass  # the layers above are not needed
         return {}
 
     def _consume(self, view: LayerView, layer: int, heads: tuple[Head, ...]) -> None:

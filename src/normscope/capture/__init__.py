@@ -6,9 +6,10 @@ weights and the values. In families that compute attention by hand, the product 
 the values is recognised instead. Forward hooks find the output projection, the residual input and
 the real output.
 
-The modules, in the order of the data: ``installation`` puts hooks and name into a model, which
-``inventory`` has searched; ``interface`` and ``watch`` see the attention calls; ``recorder`` puts
-what they and the hooks report together into a ``record``; ``layers`` adds what whole layers did.
+The modules, in the order in which data passes them: ``inventory`` finds the relevant modules of a
+model, and ``installation`` adds hooks and the name; ``interface`` and ``watch`` see the attention
+calls; ``recorder`` combines their reports with those of the hooks into a ``record``; ``layers``
+adds the norms, feed-forwards and outputs of whole layers.
 """
 
 from __future__ import annotations

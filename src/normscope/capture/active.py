@@ -59,7 +59,7 @@ def forget_replays() -> None:
 def left_to_model(recorders: list[Recorder]) -> bool:
     """Return whether plain attention is left to the model's own function.
 
-    It is not while gradients are recorded: some calls may have to run eagerly, and a backward
-    pass that computes layers again must do what they did.
+    False while gradients are recorded: some calls may have to run eagerly, and a backward pass
+    that recomputes layers must repeat exactly what they did.
     """
     return all(recorder.fused for recorder in recorders) and not torch.is_grad_enabled()

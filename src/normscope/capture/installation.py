@@ -39,7 +39,7 @@ _INSTALLED: WeakKeyDictionary[nn.Module, Installation] = WeakKeyDictionary()
 
 @contextmanager
 def install(model: nn.Module) -> Iterator[Installation]:
-    """Put hooks and name in place for the time of the context; the last user removes them."""
+    """Install hooks and name for the duration of the context; the last user removes them."""
     with LOCK:
         installation = _INSTALLED.get(model)
         if installation is None:

@@ -27,7 +27,7 @@ LOCK = threading.RLock()  # held while configurations are changed
 
 
 def register() -> None:
-    """Register the two functions with transformers; again is harmless."""
+    """Register the two functions with transformers; repeated calls are harmless."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, _attention)
@@ -35,7 +35,7 @@ def register() -> None:
 
 
 class AttentionName(str):
-    """The name in a configuration during a capture, which compares as the attention that runs.
+    """The name in a configuration during a capture; it equals that of the attention that runs.
 
     Models compare the name of their attention and choose a mask or a formula by the result. In a
     thread that records, the name equals "eager"; in other threads, the name that was there

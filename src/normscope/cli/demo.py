@@ -1,4 +1,4 @@
-"""`normscope demo`: what attention weights hide, on a real model, in a table and a picture."""
+"""`normscope demo`: show on a real model what attention weights hide, as table and figure."""
 
 from __future__ import annotations
 

@@ -6,10 +6,8 @@ A row is one layer of one sequence:
     layer     int32               from 0
     tokens    list<string>        the tokenizer's tokens
     ids       list<int32>         their ids
-    WEIGHTS   list<list<float>>   [query][key], the weight α, mean over heads
-    NORMS     list<list<float>>   [query][key], ‖Σ_h αf(x)‖, heads summed
-
-The last two columns have the names of these scopes.
+    attn_w    list<list<float>>   [query][key], the weight α, mean over heads
+    attn_n    list<list<float>>   [query][key], ‖Σ_h αf(x)‖, heads summed
 """
 
 from __future__ import annotations

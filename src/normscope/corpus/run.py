@@ -75,11 +75,11 @@ def corpus(
         output: A folder for tables, figures, report and checkpoints. An interrupted run is
             continued there, and a finished one is read.
         settings: Settings of the statistics: categories, masking, bootstrap and so on.
-        limit: Use only the first rows, so many.
+        limit: Use only this many rows, from the first.
         sample: Use a share (0.01) or a number (1000) of these rows, chosen by a hash of the row's
             number.
         seed: The seed of the sample, the masking and the bootstrap; None takes that of `settings`.
-        max_length: Cut longer sequences to so many tokens. None: as many as the model accepts.
+        max_length: Cut longer sequences to this many tokens. None: as many as the model accepts.
         batch_tokens: The number of tokens in a batch, padding included.
         block_rows: The number of rows in a block, within which sequences of similar lengths are
             batched.

@@ -1,1 +1,1 @@
-"""The papers' mathematics: exact, factored decompositions that know their own error."""
+"""The papers' mathematics: exact, factored decompositions that report their own error."""

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.capture import Capture
 from normscope.capture.scores import Scores
 from normscope.decomposition.cells import Cells
+from normscope.foundation.caching import ModuleCache, tensor_state
 from normscope.foundation.shapes import Float
 from normscope.kernels import (
     Grams,
@@ -76,7 +76,7 @@ class AttentionDecomposition:
 
     @property
     def grams(self) -> Grams:
-        """Gram matrices of f, lengths of f, and the vectors of the diagonal."""
+        """The Gram matrices and lengths of f, and the vectors on the diagonal."""
         return self.measure(()) if self._grams is None else self._grams
 
     def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
@@ -213,22 +213,19 @@ class AttentionDecomposition:
         return (gap / size.clamp_min(torch.finfo(size.dtype).tiny)).flatten(1).amax(dim=1).double()
 
 
-# Triangular factors by module, and the state of the weight that they were made from.
-_FACTORS: WeakKeyDictionary[nn.Module, tuple[Any, Tensor]] = WeakKeyDictionary()
+_FACTORS: ModuleCache[Tensor] = ModuleCache()
 
 
 def _triangular_factor(captured: Capture) -> Float[Tensor, "head e e"]:
     """Rᵀ with W_O^h = Rᵀ Qᵀ, so that ‖v W_O^h‖ = ‖v Rᵀ‖; computed in float64."""
     module, weight = captured.projection.module, captured.projection.weight
-    held = getattr(module, "weight", None)
-    known = isinstance(held, Tensor) and held.data_ptr() == weight.data_ptr()
-    # What an adapter or a quantised layer computes anew each time has no version to go by.
-    counted = known and not weight.is_inference()
-    state = (weight.data_ptr(), weight._version, weight.shape, weight.dtype) if counted else None
-    if module is None or state is None or _FACTORS.get(module, (None,))[0] != state:
+
+    def compute() -> Tensor:
         factor = torch.linalg.qr(weight.double().transpose(1, 2), mode="r").R.transpose(1, 2)
-        factor = factor.contiguous().to(torch.promote_types(weight.dtype, torch.float32))
-        if module is None or state is None:
-            return factor
-        _FACTORS[module] = state, factor
-    return _FACTORS[module][1]
+        return factor.contiguous().to(torch.promote_types(weight.dtype, torch.float32))
+
+    held = getattr(module, "weight", None)
+    # What an adapter or a quantised layer computes anew each time has no state to go by.
+    if module is None or not isinstance(held, Tensor) or held.data_ptr() != weight.data_ptr():
+        return compute()
+    return _FACTORS.get(module, tensor_state(weight, contents=False), compute)

@@ -132,7 +132,7 @@ class Parts:
     ) -> Float[Tensor, "batch query hidden"]:
         """Return all parts and the bias, less the model's own state."""
         if not self.linear and self.own is self.attention.own:
-            return self.attention.reconstructed - real  # attention alone, before it was parted
+            return self.attention.reconstructed - real  # attention alone, before it is split
         difference = self.others - real
         for part in (self.own, self.bias):
             difference = difference if part is None else difference.add_(part)
@@ -162,7 +162,7 @@ class Parts:
         return self.transform(self.attention.weight)
 
     def at(self, cells: Cells) -> Float[Tensor, "batch cell hidden"]:
-        """Return v_ij at some cells, from the definition; the own column has none."""
+        """Return v_ij at some cells, from the definition; the residual's column has no cells."""
         vectors, weight = self.transform(cells.vectors.sum(dim=2)), self.weight
         if isinstance(weight, Tensor):
             vectors = weight[cells.row, cells.i].unsqueeze(-1) * vectors

@@ -1,8 +1,9 @@
-"""One attention call of one layer with everything that follows it, as measures read it.
+"""The view of a layer that measures read: one attention call and everything that follows it.
 
 A :class:`LayerView` computes the lengths of every scope of the layer, the vectors themselves at
-chosen cells, and the model's own state at the end of each scope. Everything that is read from it is
-compared with the model's own states; the view notes the gaps, and the engine judges them.
+chosen cells, and the model's own state at the end of each scope. Maps are compared with the model's
+own states: ``maps`` and ``head_maps`` note the gaps, and the engine judges them. A measure that
+reads anything else notes its gap with ``note_gap``.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def scopes_of(layout: Layout, kind: Kind) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Decomposing:
+class DecompositionOptions:
     """Options for decomposing layers."""
 
     ff_bias: FFBias = "path"
@@ -77,14 +78,14 @@ class LayerView:
         captured: Capture,
         layer: LayerCapture | None = None,
         positions: Positions | None = None,
-        how: Decomposing | None = None,
+        how: DecompositionOptions | None = None,
         *,
         scratch: Scratch | None = None,
         batch: Any = None,
     ) -> None:
         self.captured, self.layer, self.batch = captured, layer, batch
         self.kind: Kind = captured.kind
-        self.how = Decomposing() if how is None else how
+        self.how = DecompositionOptions() if how is None else how
         self.positions = (
             Positions.all(captured.shape, captured.device) if positions is None else positions
         )
@@ -107,7 +108,7 @@ class LayerView:
         """Return the same layer with sums recomputed from the recorded weights and values."""
         if self.how.rebuilt:
             return self
-        how = Decomposing(self.how.ff_bias, self.how.memory, self.how.kernels)
+        how = DecompositionOptions(self.how.ff_bias, self.how.memory, self.how.kernels)
         scratch = self.attention.scratch
         return LayerView(
             self.captured, self.layer, self.positions, how, scratch=scratch, batch=self.batch
@@ -146,7 +147,7 @@ class LayerView:
             )
             if cells is not None:
                 maps[name].at_cells = cells.of(values)
-            self._prove(maps[name], cells)
+            self._note_gap_of(maps[name], cells)
         return maps
 
     def lengths(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
@@ -188,7 +189,7 @@ class LayerView:
         assert vectors_at is not None
         return vectors_at(cells)
 
-    def prove(self, name: str, gap: Float[Tensor, " batch"]) -> None:
+    def note_gap(self, name: str, gap: Float[Tensor, " batch"]) -> None:
         """Note a gap to the model's own state, relative to the parts, for the engine to judge."""
         known = self.gaps.get(name)
         self.gaps[name] = gap if known is None else torch.maximum(known, gap)
@@ -258,7 +259,7 @@ class LayerView:
         cells = self._cells()
         for name in wanted:
             if name in maps:
-                self._prove(maps[name], cells)
+                self._note_gap_of(maps[name], cells)
         return maps
 
     def _finish_weights(
@@ -290,11 +291,11 @@ class LayerView:
                 assert scope_map.values is not None
                 scope_map.at_cells = cells.of(scope_map.values)
             scope_map.mixing_ratio = scope_map.ratio()
-            self._prove(scope_map, cells)
+            self._note_gap_of(scope_map, cells)
             maps[name] = scope_map
         return maps
 
-    def _prove(self, scope_map: ScopeMap, cells: Cells | None) -> None:
+    def _note_gap_of(self, scope_map: ScopeMap, cells: Cells | None) -> None:
         """Note the gap of a map to the model's own state, and of its cells to the definition."""
         gap = scope_map.gap().masked_fill(~self.positions.queries, 0).amax(dim=1)
         if cells is not None:
@@ -303,7 +304,7 @@ class LayerView:
                 gap = torch.maximum(gap, cells.gap(scope_map.at_cells, weight=True))
             else:
                 gap = torch.maximum(gap, scope_map.spot_gap(cells))
-        self.prove(scope_map.scope.name, gap)
+        self.note_gap(scope_map.scope.name, gap)
 
     def _cells(self) -> Cells | None:
         """Build the cells to spot-check in this layer, or return None."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.errors import UnsupportedModelError
+from normscope.foundation.caching import ModuleCache, tensor_state
 from normscope.foundation.shapes import Float
 
 Vectors = Float[Tensor, "*rows hidden"]
@@ -85,23 +85,15 @@ def read_norm(
     return min(gaps, key=gaps.__getitem__)
 
 
-# By module: its state when it was read, its weight and bias then, and the result.
-_READ: WeakKeyDictionary[nn.Module, tuple[Any, list[Any], NormParameters]] = WeakKeyDictionary()
+_PARAMETERS: ModuleCache[NormParameters] = ModuleCache()
 
 
 def norm_of(module: nn.Module, inputs: Vectors, outputs: Vectors, name: str) -> NormParameters:
     """Return `read_norm` of a module, cached until its weight or bias changes."""
-    own = _weight_and_bias(module)
-    counted = not any(t is not None and t.is_inference() for t in own)
-    versions = [t._version for t in own if t is not None] if counted else None
     modes = torch._C._len_torch_function_stack(), torch.is_autocast_enabled(outputs.device.type)
-    state = inputs.dtype, outputs.dtype, outputs.device, versions, modes
-    state0, own0, parameters = _READ.get(module, (None, [], None))
-    replaced = any(a is not b for a, b in zip(own, own0, strict=False))
-    if parameters is None or versions is None or state0 != state or replaced:
-        parameters = read_norm(module, inputs, outputs, name)
-        _READ[module] = state, own, parameters
-    return parameters
+    own = [tensor_state(tensor, contents=False) for tensor in _weight_and_bias(module)]
+    state = inputs.dtype, outputs.dtype, outputs.device, modes, own
+    return _PARAMETERS.get(module, state, lambda: read_norm(module, inputs, outputs, name))
 
 
 def _weight_and_bias(module: nn.Module) -> list[Any]:

@@ -1,11 +1,11 @@
-"""The table of scopes: every map that there is, what it means and what it needs.
+"""The table of scopes: every map, what it means and what it needs.
 
-A scope says how far the vectors α·f(x) are followed through a layer. A layer makes its scopes in
-the order of the table, and no layer has all of them. Nothing outside this module looks into a
-scope's name: what depends on the scope is a field of its row, and titles and formulas are read from
-here by plots, page, reports and docs.
+A scope says how far the vectors α·f(x) are followed through a layer. A layer passes its scopes in
+the order of the table, and no layer has all of them. No other module parses the name of a scope:
+whatever depends on a scope is a field of its row. Plots, pages and reports read their titles and
+formulas from here.
 
-In a formula `_{…}` is set low and `^{…}` high.
+In a formula, `_{…}` is a subscript and `^{…}` a superscript.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Scope:
     formula: str
     meaning: str
     weight: bool = False  # made of attention weights alone, not of vectors
-    ff_norm_before: bool | None = None  # has to stand before the feed-forward, or must not
+    ff_norm_before: bool | None = None  # whether a norm must (or must not) precede the feed-forward
     formula_with_column: str = ""  # in cross-attention, the residual being a column of its own
     head_title: str = ""  # the same for a single head, where that is defined
     head_formula: str = ""

@@ -78,7 +78,7 @@ def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -
     )
 
 
-def refuse_masks(
+def check_masks(
     batch: Batch, layer: str, blocked: Tensor | None, leaked: tuple[Tensor, Tensor] | None
 ) -> None:
     """Raise InputError if a real query is blocked from all keys, or attends to padding."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.decomposition.layer import Decomposing, LayerView
+from normscope.decomposition.layer import DecompositionOptions, LayerView
 from normscope.engine.batch import Batch
 
 Part = tuple[str, str]  # the path of a stack of layers, and the kind of attention
@@ -27,7 +27,7 @@ class Needs:
     spot_check: int = 1  # check random cells of one layer in this many
     recordable: bool = False  # observe() does not synchronise, so a CUDA graph can record it
     slow: bool = False  # show progress over the layers
-    how: Decomposing = field(default_factory=Decomposing)
+    how: DecompositionOptions = field(default_factory=DecompositionOptions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +66,8 @@ class Measure(Protocol):
     def observe(self, view: LayerView) -> Mapping[str, Tensor]:
         """Return the observations of one attention call: tensors whose first axis is the row.
 
-        The view notes the gap of everything that is read from it; the engine judges the gaps when
-        the pass is over.
+        The view notes the gaps of the maps that it computes; call its ``note_gap`` for numbers that
+        are read in another way. The engine judges all gaps when the pass is over.
         """
 
     def finish(self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]) -> Any:
@@ -77,5 +77,5 @@ class Measure(Protocol):
         """
 
 
-class Enough(Exception):
+class StopPass(Exception):
     """Raised by a measure to end a forward pass whose remaining layers it does not need."""

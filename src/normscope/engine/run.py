@@ -22,8 +22,8 @@ from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.cells import Positions
 from normscope.decomposition.layer import LayerView
 from normscope.engine.batch import Batch
-from normscope.engine.judge import judge, refuse_masks
-from normscope.engine.measure import Enough, Measure, Needs, Observed, Part
+from normscope.engine.judge import check_masks, judge
+from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
 from normscope.errors import ExactnessError, UnsupportedModelError
 from normscope.kernels import Scratch
 from normscope.models.running import evaluating
@@ -86,7 +86,7 @@ def run(
         yield engine.finish(running)
 
 
-class Looking:
+class CallbackMeasure:
     """A measure that calls a function with every view and returns no result."""
 
     def __init__(self, callback: Callable[[LayerView], None], needs: Needs) -> None:
@@ -110,7 +110,7 @@ def look(
     bound: float | None = None,
 ) -> Judged:
     """Run one batch with eager attention and call a function with each attention call's view."""
-    measure = Looking(callback, Needs(weights=True) if needs is None else needs)
+    measure = CallbackMeasure(callback, Needs(weights=True) if needs is None else needs)
     batch = Batch(model, inputs, forward=lambda model: model(**inputs))
     (judged,) = run(model, [batch], [measure], attention="eager", bound=bound)
     return judged
@@ -134,10 +134,7 @@ class Engine:
         self.graphs: dict[Any, RecordedPass | None] = {}  # None: this shape cannot be recorded
 
     def start(self, batch: Batch) -> Pass:
-        """Run a batch without waiting for its numbers, so that the next can start meanwhile.
-
-        Avoids device synchronisation until the last layer.
-        """
+        """Run a batch and start copying its numbers to the CPU, without waiting for them."""
         return self.measured(batch).fetch()
 
     def measured(self, batch: Batch) -> Pass:
@@ -184,7 +181,7 @@ class Engine:
     def _judge(self, running: Pass, parts: Sequence[Mapping[Part, Observed]]) -> None:
         for part, record in running.parts.items():
             for layer, name in enumerate(record.layers):
-                refuse_masks(running.batch, name, record.blocked[layer], record.leaked[layer])
+                check_masks(running.batch, name, record.blocked[layer], record.leaked[layer])
             for by_part in parts:
                 observed = by_part[part]
                 judge(
@@ -218,7 +215,7 @@ class Engine:
             if self.whole_layers
             else capture(self.model, attended, attention=attention)
         )
-        with evaluating(self.model), torch.no_grad(), record, suppress(Enough):
+        with evaluating(self.model), torch.no_grad(), record, suppress(StopPass):
             running.output = batch.forward(self.model)
         return running
 
@@ -231,7 +228,7 @@ class Engine:
         noted: list[Mapping[str, Tensor]] = []
         gaps: list[Mapping[str, Tensor]] = []
         dtypes: set[torch.dtype] = set()
-        enough: Enough | None = None
+        enough: StopPass | None = None
         for measure, needs in zip(self.measures, self.needs, strict=True):
             if view is None or view.how != needs.how or view.positions.every != needs.spot_check:
                 positions = record.positions_on(captured, needs.spot_check)
@@ -240,7 +237,7 @@ class Engine:
                 )
             try:
                 noted.append(measure.observe(view))
-            except Enough as signal:
+            except StopPass as signal:
                 enough = signal
                 noted.append({})
             gaps.append(view.take_gaps())

@@ -1,1 +1,1 @@
-"""What is measured of the layers of a model."""
+"""Measures of a model's layers: maps, statistics, weight properties."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normscope.capture import Capture
 from normscope.decomposition.attention import Heads
 from normscope.decomposition.available import available
-from normscope.decomposition.layer import Decomposing, LayerView
+from normscope.decomposition.layer import DecompositionOptions, LayerView
 from normscope.decomposition.maps import Reduce
 from normscope.decomposition.reductions import largest
 from normscope.decomposition.scopes import behind_feed_forward, need_whole_layers
@@ -62,7 +62,7 @@ class Maps:
             spot_check=SPOT_CHECK,
             recordable=not (options.reduce or behind),
             slow=behind,
-            how=Decomposing(options.ff_bias, options.memory, options.kernels),
+            how=DecompositionOptions(options.ff_bias, options.memory, options.kernels),
         )
 
     def observe(self, view: LayerView) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from normscope.errors import InputError
 def random_inputs(
     model: Any, *, batch: int = 3, length: int = 9, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Random ids for a text model: a batch with right padding, and decoder ids where they go."""
+    """Return random ids for a text model, padded on the right, and decoder ids if it takes them."""
     if model.main_input_name not in ("input_ids", "decoder_input_ids"):
         raise InputError(
             f"{type(model).__name__} reads {model.main_input_name}, not ids; give "

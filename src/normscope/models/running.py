@@ -1,4 +1,4 @@
-"""Running a model: its inputs' names, and evaluation mode for a while."""
+"""Run a model: the names of its inputs, and a context for evaluation mode."""
 
 from __future__ import annotations
 

@@ -8,16 +8,16 @@ import platform
 import weakref
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from normscope.foundation.caching import ModuleCache
 from normscope.models import identity
 from normscope.models.walk import tensors
 
 CONVENTIONS = "b_V:in-f;b_O:apart;norm:L2"
-_HASHES: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
+_HASHES: ModuleCache[str] = ModuleCache()
 
 
 class Signature:
@@ -96,15 +96,15 @@ def weights_hash(model: nn.Module) -> str:
     raw = {name: _raw(tensor) for name, tensor in state.items()}
     # Writing through `.data` does not change the version counter, so compare sums of bits too.
     now = state_of(model), tuple(int(bits.sum(dtype=torch.int64)) for bits in raw.values())
-    cached = _HASHES.get(model)
-    if cached is not None and cached[0] == now:
-        return cached[1]
-    digest = hashlib.sha256()
-    for name, tensor in state.items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-        digest.update(raw[name].cpu().numpy().data)
-    _HASHES[model] = now, digest.hexdigest()
-    return digest.hexdigest()
+
+    def digest_of_state() -> str:
+        digest = hashlib.sha256()
+        for name, tensor in state.items():
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+            digest.update(raw[name].cpu().numpy().data)
+        return digest.hexdigest()
+
+    return _HASHES.get(model, now, digest_of_state)
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:

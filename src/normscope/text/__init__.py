@@ -1,1 +1,1 @@
-"""Text in: ids, pieces, words, special tokens; what a model can read."""
+"""Encoding of text: ids, pieces, words, special tokens; the input limits of a model."""

@@ -126,7 +126,7 @@ class Statistic(Protocol):
         """The inputs it measures: "plain", "masked" or both."""
 
     def observe(self, layer: Layer) -> Mapping[str, Any]:
-        """Return what is needed of one layer of a batch: small tensors whose first axis is row."""
+        """Return observations of one layer of a batch: small tensors whose first axis is row."""
 
     def measure(self, batch: MeasuredBatch) -> StatisticState:
         """Return the state of a batch, from what `observe` returned for its layers."""

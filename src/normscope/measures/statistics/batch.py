@@ -1,9 +1,10 @@
-"""What a statistic is given: a batch of a corpus, its layers one by one, then all that was noted.
+"""The inputs of a statistic: a batch of a corpus, its layers in turn, then all observations.
 
-Nothing here is of (query, key, hidden) size, and no map is built. The lengths ‖f_h(x_j)‖ come from
-the values and a small triangular factor of W_O; Σ_j s_ij is the attention's own output without b_O;
-s_ii is one product of the weighted values with W_O; the rest of a row is the difference. Residual
-and norms act on these two vectors alone.
+Nothing here is of (query, key, hidden) size, and only ``Layer.block_maps`` builds maps. The
+lengths ‖f_h(x_j)‖ come from the values and a small triangular factor of W_O; Σ_j s_ij is the
+attention's own output without b_O; s_ii is one product of the weighted values with W_O; and the
+difference of the two is the sum over all other keys. Residual and norms act on s_ii and on this
+difference alone.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class CorpusBatch(Batch):
 
 
 class MeasuredBatch:
-    """One batch after its forward pass: ``batch["name"]`` is what was noted, by layer."""
+    """One batch after its forward pass: ``batch["name"]`` has the observations of all layers."""
 
     def __init__(self, batch: CorpusBatch, observed: Observed) -> None:
         self.inputs, self.observed = batch, observed
@@ -104,11 +105,11 @@ class MeasuredBatch:
 
     @property
     def names(self) -> list[str]:
-        """The names of what was noted."""
+        """The names of the observations."""
         return list(self.observed.arrays)
 
     def __getitem__(self, name: str) -> Float[np.ndarray, "row layer *rest"]:
-        """Return what was noted under one name of every layer."""
+        """Return the observations of this name, for all layers."""
         return self.observed[name]
 
     def lists(self, name: str) -> list[NDArray[Any]]:
@@ -117,7 +118,7 @@ class MeasuredBatch:
 
 
 class Layer:
-    """One layer of a batch. What is asked for is computed once, on its device."""
+    """One layer of a batch. Each quantity is computed when first used, on the layer's device."""
 
     def __init__(self, view: LayerView) -> None:
         self.view, self.captured = view, view.captured
@@ -242,7 +243,7 @@ class Layer:
             )
         maps = view.maps(names)
         for name, gap in view.take_gaps().items():
-            self.view.prove(name, gap)
+            self.view.note_gap(name, gap)
         self.view.dtypes |= view.dtypes
         return {name: scope_map.values for name, scope_map in maps.items()
                 if scope_map.values is not None}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Some sequences measured a second time, through the full decomposition of their layers."""
+"""Measure some batches a second time, through the full decomposition of their layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from normscope.decomposition.cells import TINY
 from normscope.foundation.shapes import Float
 from normscope.measures.statistics.batch import Layer
 
-CHECKED = 256  # check one sequence in this many, and the first
+CHECKED = 256  # check the batches of one sequence in this many, and of the first
 
 
 def worst_gap(layer: Layer) -> Float[Tensor, " row"]:

@@ -1,4 +1,4 @@
-"""Batches of rows through a model, once for each input condition, for all statistics at once."""
+"""Run batches of rows through a model, once per input condition, for all statistics at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.decomposition.available import check_available
-from normscope.decomposition.layer import Decomposing, LayerView
+from normscope.decomposition.layer import DecompositionOptions, LayerView
 from normscope.decomposition.scopes import ANALYSES, SCOPES
 from normscope.engine.batch import Batch
 from normscope.engine.measure import Needs, Observed, Part
@@ -24,7 +24,7 @@ from normscope.measures.statistics.vocabulary import Vocabulary
 
 
 class Measurer:
-    """One model and the statistics that are wanted of it."""
+    """A model and the statistics to measure with it."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Measurer:
         states: dict[str, StatisticState] = {}
         for condition in self.conditions:
             batch = CorpusBatch(self.model, rows, condition, self.settings, self.vocabulary)
-            wanted = [one for one in self.statistics if condition in one.conditions]
+            wanted = [item for item in self.statistics if condition in item.conditions]
             (judged,) = run(self.model, [batch], [StatisticsMeasure(wanted)], attention="eager")
             measured = judged.results[0]
             for statistic in wanted:
@@ -72,9 +72,9 @@ class Measurer:
 
 
 class StatisticsMeasure:
-    """What several statistics note of each layer, in one pass."""
+    """The measure that collects the observations of several statistics in one pass."""
 
-    needs = Needs(whole_layers=True, weights=True, how=Decomposing(rebuilt=False))
+    needs = Needs(whole_layers=True, weights=True, how=DecompositionOptions(rebuilt=False))
 
     def __init__(self, statistics: Sequence[Statistic]) -> None:
         self.statistics = statistics
@@ -89,10 +89,10 @@ class StatisticsMeasure:
         noted: dict[str, Tensor] = {}
         for statistic in self.statistics:
             noted |= statistic.observe(layer)
-        # Whatever is noted, a row for which the model has no numbers is refused.
-        view.prove("the states", self._finite(layer))
+        # Rows with NaN or infinity are refused, whichever statistics are measured.
+        view.note_gap("the states", self._finite(layer))
         if is_checked(batch.keys, batch.settings.seed, CHECKED).any():
-            view.prove("the statistics", worst_gap(layer))
+            view.note_gap("the statistics", worst_gap(layer))
         return noted
 
     @staticmethod
@@ -106,7 +106,7 @@ class StatisticsMeasure:
     def finish(
         self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]
     ) -> MeasuredBatch:
-        """Return what was noted of all layers."""
+        """Return the observations of all layers."""
         assert isinstance(batch, CorpusBatch)
         (observed,) = parts.values()
         return MeasuredBatch(batch, observed)
