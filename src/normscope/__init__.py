@@ -7,9 +7,11 @@ The public names are imported when they are first used, so that ``import normsco
 """
 
 import sys
+import warnings
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -85,18 +87,28 @@ _MOVED = {
 
 
 class _AliasFinder(MetaPathFinder, Loader):
-    """Import the modules of ``_ALIASES`` under their documented names."""
+    """Import the modules of ``_ALIASES``, and those below them, under their documented names."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self) if fullname in _ALIASES else None
+        real = _real_name(fullname)
+        return None if real is None or find_spec(real) is None else ModuleSpec(fullname, self)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = import_module(_ALIASES[spec.name])
-        self._spec = module.__spec__
+        module = import_module(_real_name(spec.name) or spec.name)
+        spec.loader_state = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system has just replaced it
+        if module.__spec__ is not None:  # the import system has just replaced it
+            module.__spec__ = module.__spec__.loader_state
+
+
+def _real_name(name: str) -> str | None:
+    """Return where a module with an alias, or below one, really is."""
+    for alias, real in _ALIASES.items():
+        if name == alias or name.startswith(f"{alias}."):
+            return real + name.removeprefix(alias)
+    return None
 
 
 class _Package(ModuleType):
@@ -107,7 +119,7 @@ class _Package(ModuleType):
             super().__setattr__(name, value)
 
 
-sys.meta_path.append(_AliasFinder())
+sys.meta_path.insert(0, _AliasFinder())  # before the finder of the real packages' files
 sys.modules[__name__].__class__ = _Package
 
 
@@ -119,7 +131,12 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _SUBMODULES or f"normscope.{name}" in _ALIASES:
         return import_module(f"normscope.{name}")
-    hint = f"; use `from normscope.{_MOVED[name]} import {name}`" if name in _MOVED else ""
+    if name in _MOVED:
+        home = f"normscope.{_MOVED[name]}"
+        message = f"normscope.{name} has moved: use `from {home} import {name}`"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(import_module(home), name)
+    hint = "; reduced results are Contributions now" if name == "Reductions" else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 

@@ -81,10 +81,10 @@ def check_architecture(
     before = _state(model)
     with evaluating(model), torch.no_grad(), eager(model):
         expected = _tensors(model(**inputs))
-    judged = look(model, inputs, check, bound=bound)
+    judged, output = look(model, inputs, check, bound=bound)
     if _state(model) != before:
         raise ExactnessError(f"{kind} was not left as it was before the capture")
-    outputs = _tensors(judged.output)
+    outputs = _tensors(output)
     for name, tensor in expected.items():
         if name not in outputs or not torch.equal(tensor, outputs[name]):
             raise ExactnessError(
@@ -129,7 +129,7 @@ def check_layers(
     for ff_bias in FF_BIASES:
         needs = Needs(whole_layers=True, weights=True)
         needs = replace(needs, how=replace(needs.how, ff_bias=ff_bias))
-        judged = look(model, inputs, _all_maps, needs=needs, bound=bound)
+        judged, _ = look(model, inputs, _all_maps, needs=needs, bound=bound)
         for name, gap in judged.gaps[0].items():
             worst[name] = max(gap, worst.get(name, 0.0))
     return worst

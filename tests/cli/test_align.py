@@ -141,4 +141,4 @@ def test_mistakes_of_align(model: str, texts: tuple[str, ...], tmp_path: Path) -
     bert = tmp_path / "bert"
     tiny_model("bert").save_pretrained(bert)
     tokenizer().save_pretrained(bert)
-    assert "no encoder-decoder model" in fail("align", "--model", str(bert), *texts)
+    assert "is not an encoder-decoder model" in fail("align", "--model", str(bert), *texts)

@@ -86,17 +86,38 @@ def test_a_measure_may_end_the_pass_and_is_judged_all_the_same(
         one_pass(Noting(last=1))
 
 
+def test_a_pass_goes_on_for_the_other_measures() -> None:
+    stopped, whole = one_pass(Noting(last=0), Noting())
+    assert stopped.arrays == {}
+    assert whole["sums"].shape == (3, 3)
+
+
+def test_a_part_without_the_wanted_map_is_not_looked_at() -> None:
+    """A decoder that reads a cache has no map of its own, but its cross-attention has."""
+    model: Any = tiny_model("bart")
+    inputs = tiny_inputs("bart", batch=1)
+    with torch.no_grad():
+        cache = model(**inputs, use_cache=True).past_key_values
+    one = {**inputs, "decoder_input_ids": inputs["decoder_input_ids"][:, :1]}
+    one.pop("decoder_attention_mask", None)
+    (result,) = normscope.analyze_inputs(
+        model, {**one, "past_key_values": cache}, maps=("atb_ff_res_ln",)
+    )
+    assert "cross" in result.parts
+    assert "decoder" not in result.parts
+
+
 def test_looking_leaves_the_models_output_and_its_modes() -> None:
     model: Any = tiny_model("gpt2").train()
     inputs = tiny_inputs("gpt2")
     seen: list[int] = []
-    judged = look(model, inputs, lambda view: seen.append(view.captured.layer))
+    _, output = look(model, inputs, lambda view: seen.append(view.captured.layer))
     assert seen == [0, 1, 2]
     assert model.training
     with torch.no_grad():
         model.set_attn_implementation("eager")
         expected = model.eval()(**inputs).logits
-    assert torch.equal(judged.output.logits, expected)
+    assert torch.equal(output.logits, expected)
 
 
 def test_several_views_of_a_text_come_from_one_forward_pass() -> None:
@@ -118,6 +139,45 @@ def test_several_views_of_a_text_come_from_one_forward_pass() -> None:
     for name in maps:
         assert_array_equal(summed[name].values, alone[name].values)
     assert summed.error == alone.error
+
+
+def test_nothing_outlives_a_call() -> None:
+    """Neither the model nor its output waits for the garbage collector."""
+    model: Any = tiny_model("gpt2")
+    alive: list[Any] = []
+    model.register_forward_hook(lambda *given: alive.append(weakref.ref(given[2].logits)))
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        texts = [TEXT, "the cat", "the dog sat"]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("normscope.measures.analysis.BATCH_TOKENS", 8)
+            results = normscope.analyze(model, tokenizer(), texts)
+        assert len(alive) == 3
+        assert all(logits() is None for logits in alive)
+        there = weakref.ref(model)
+        del model, results
+        assert there() is None
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def test_errors_name_a_text_by_its_place_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = LayerView.take_gaps
+
+    def wrong(self: LayerView) -> dict[str, Tensor]:
+        return {name: gap + torch.eye(len(gap))[0].to(gap) for name, gap in right(self).items()}
+
+    monkeypatch.setattr(LayerView, "take_gaps", wrong)
+    with pytest.raises(ExactnessError, match=r"^text 1: attn_w of encoder"):
+        normscope.analyze(tiny_model("bert"), tokenizer(), ["the cat", TEXT])  # longest first
+
+
+def test_no_texts_give_no_results() -> None:
+    assert normscope.analyze(tiny_model("bert"), tokenizer(), []) == []
+    assert normscope.analyze(tiny_model("bart"), tokenizer(), [], target=[]) == []
 
 
 # ---- signatures

@@ -89,8 +89,12 @@ class TranslationBatch(Batch):
     """Sentence pairs for both stacks of a model, run without its output layer."""
 
     def __init__(self, model: Any, pairs: PairBatch) -> None:
-        super().__init__(model, pairs.inputs, forward=lambda model: forward(model, pairs.inputs))
+        super().__init__(model, pairs.inputs)
         self.pairs = pairs
+
+    def forward(self, model: Any) -> None:
+        """Run both stacks."""
+        forward(model, self.inputs)
 
 
 class SoftAlignments:

@@ -109,10 +109,7 @@ class LayerView:
         if self.how.rebuilt:
             return self
         how = DecompositionOptions(self.how.ff_bias, self.how.memory, self.how.kernels)
-        scratch = self.attention.scratch
-        return LayerView(
-            self.captured, self.layer, self.positions, how, scratch=scratch, batch=self.batch
-        )
+        return LayerView(self.captured, self.layer, self.positions, how, batch=self.batch)
 
     # ---- what measures read
 

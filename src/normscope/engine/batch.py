@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +29,9 @@ class Batch:
         inputs: its keyword arguments, on its device.
         tokens: the tokens of each row by role, if known.
         host: the inputs on the CPU, if available.
-        forward: a function that runs the model, instead of ``model(**inputs)``.
-        split: a function that returns the rows as two batches, if this one does not fit in GPU
-            memory.
     """
+
+    splittable = False  # whether `split` can divide a batch that does not fit in GPU memory
 
     def __init__(
         self,
@@ -41,22 +40,29 @@ class Batch:
         tokens: Sequence[RowTokens] | None = None,
         *,
         host: Mapping[str, Any] | None = None,
-        forward: Callable[[nn.Module], Any] | None = None,
-        split: Callable[[], list[Batch]] | None = None,
     ) -> None:
-        self.model, self.inputs, self.row_tokens = model, inputs, tokens
+        self.model, self._inputs, self.row_tokens = model, inputs, tokens
         self.host = inputs if host is None else host
-        self.forward = self._forward if forward is None else forward
-        self.split = split
+        self.memo: dict[Any, Any] = {}  # what measures computed for this batch
         config: Any = getattr(model, "config", None)
         self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         self.padded = self._check_masks()
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        """The keyword arguments of the model, on its device."""
+        return self._inputs
 
     def row_name(self, row: int) -> str:
         """Return the name of a row in error messages."""
         return f"row {row}"
 
-    def _forward(self, model: nn.Module) -> Any:
+    def split(self) -> list[Batch]:
+        """Return the rows as two batches."""
+        raise NotImplementedError
+
+    def forward(self, model: nn.Module) -> Any:
+        """Run the model."""
         # A cache costs memory and is not used here; with one, FSMT even drops its causal mask. But
         # without one, many models take a jump in given position ids for the start of a new text.
         caller_decides = not {"use_cache", "position_ids"}.isdisjoint(self.inputs)

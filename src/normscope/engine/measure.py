@@ -78,4 +78,7 @@ class Measure(Protocol):
 
 
 class StopPass(Exception):
-    """Raised by a measure to end a forward pass whose remaining layers it does not need."""
+    """Raised by a measure that needs no further layer of this pass.
+
+    The measure is not called again, and the pass ends when all measures have raised it.
+    """

@@ -37,13 +37,12 @@ ATTENTION: tuple[AttentionPath, ...] = ("auto", "eager", "fused")
 
 @dataclass(eq=False)
 class Judged:
-    """A batch that passed the judge: each measure's result, and the model's output."""
+    """A batch that passed the judge, with the result of each measure."""
 
     batch: Batch
     results: list[Any]  # by measure
     gaps: list[dict[str, float]]  # by measure: the worst gap of each quantity
     paths: frozenset[str]  # the ways in which attention was captured
-    output: Any = None
 
 
 def run(
@@ -75,12 +74,12 @@ def run(
         try:
             following = engine.start(batch)
         except torch.OutOfMemoryError:
-            if batch.split is None:
+            if not batch.splittable:
                 raise
         if running is not None:
             yield engine.finish(running)
         running = following
-        if following is None and batch.split is not None:
+        if following is None:
             source = chain(batch.split(), source)
     if running is not None:
         yield engine.finish(running)
@@ -101,6 +100,16 @@ class CallbackMeasure:
         """Return nothing."""
 
 
+class PlainBatch(Batch):
+    """Inputs that the model gets exactly as they are; its output is kept."""
+
+    output: Any = None
+
+    def forward(self, model: nn.Module) -> Any:
+        """Run the model and keep its output."""
+        self.output = model(**self.inputs)
+
+
 def look(
     model: nn.Module,
     inputs: Mapping[str, Any],
@@ -108,12 +117,15 @@ def look(
     *,
     needs: Needs | None = None,
     bound: float | None = None,
-) -> Judged:
-    """Run one batch with eager attention and call a function with each attention call's view."""
+) -> tuple[Judged, Any]:
+    """Run one batch with eager attention and call a function with each attention call's view.
+
+    Returns the judged batch and the model's output.
+    """
     measure = CallbackMeasure(callback, Needs(weights=True) if needs is None else needs)
-    batch = Batch(model, inputs, forward=lambda model: model(**inputs))
+    batch = PlainBatch(model, inputs)
     (judged,) = run(model, [batch], [measure], attention="eager", bound=bound)
-    return judged
+    return judged, batch.output
 
 
 class Engine:
@@ -174,9 +186,7 @@ class Engine:
             measure.finish(batch, observed, paths)
             for measure, observed in zip(self.measures, parts, strict=True)
         ]
-        return Judged(
-            batch, results, [_worst(observed) for observed in parts], paths, running.output
-        )
+        return Judged(batch, results, [_worst(observed) for observed in parts], paths)
 
     def _judge(self, running: Pass, parts: Sequence[Mapping[Part, Observed]]) -> None:
         for part, record in running.parts.items():
@@ -216,7 +226,7 @@ class Engine:
             else capture(self.model, attended, attention=attention)
         )
         with evaluating(self.model), torch.no_grad(), record, suppress(StopPass):
-            running.output = batch.forward(self.model)
+            batch.forward(self.model)
         return running
 
     def _observe(
@@ -228,8 +238,11 @@ class Engine:
         noted: list[Mapping[str, Tensor]] = []
         gaps: list[Mapping[str, Tensor]] = []
         dtypes: set[torch.dtype] = set()
-        enough: StopPass | None = None
-        for measure, needs in zip(self.measures, self.needs, strict=True):
+        for index, (measure, needs) in enumerate(zip(self.measures, self.needs, strict=True)):
+            if index in running.stopped:
+                noted.append({})
+                gaps.append({})
+                continue
             if view is None or view.how != needs.how or view.positions.every != needs.spot_check:
                 positions = record.positions_on(captured, needs.spot_check)
                 view = LayerView(
@@ -237,15 +250,16 @@ class Engine:
                 )
             try:
                 noted.append(measure.observe(view))
-            except StopPass as signal:
-                enough = signal
+            except StopPass:
+                running.stopped.add(index)
                 noted.append({})
             gaps.append(view.take_gaps())
             dtypes |= view.dtypes
-        masks = any(needs.masks for needs in self.needs)
+        pairs = zip(self.needs, noted, strict=True)
+        masks = any(needs.masks and bool(tensors) for needs, tensors in pairs)
         running.keep(record, captured, noted, gaps, dtypes, masks=masks)
-        if enough is not None:
-            raise enough
+        if len(running.stopped) == len(self.measures):
+            raise StopPass
 
     def _attention(self, batch: Batch) -> AttentionPath:
         """Choose eager attention if whole weights are needed, or are small and on a CPU.
@@ -284,6 +298,7 @@ class Engine:
         """Return what batches must share to use one recording; None if not recordable."""
         tensors = {k: v for k, v in batch.inputs.items() if isinstance(v, Tensor)}
         recordable = all(needs.recordable for needs in self.needs)
+        recordable = recordable and type(batch).forward is Batch.forward
         if not recordable or not all(p.is_cuda for p in self.model.parameters()):
             return None
         if len({p.device for p in self.model.parameters()}) > 1:
@@ -342,7 +357,7 @@ class Pass:
         self.batch, self.measures = batch, measures
         self.parts: dict[Part, PartRecord] = {}
         self.paths: set[str] = set()
-        self.output: Any = None
+        self.stopped: set[int] = set()  # measures that need nothing more of this pass
         self._mask: tuple[Tensor | None, Tensor | None] = (
             None,
             None,

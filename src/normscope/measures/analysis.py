@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -235,6 +235,7 @@ class _Texts:
     targets: list[str | None]
     single: bool
     truncate: bool
+    has_target: bool
 
     @classmethod
     def of(
@@ -250,7 +251,8 @@ class _Texts:
         single = isinstance(text, str)
         texts = [text] if isinstance(text, str) else list(text)
         pairs = _alongside(text_pair, texts, single, "text_pair")
-        return cls(texts, pairs, _alongside(target, texts, single, "target"), single, truncate)
+        targets = _alongside(target, texts, single, "target")
+        return cls(texts, pairs, targets, single, truncate, target is not None)
 
 
 def _alongside(
@@ -277,13 +279,15 @@ def _analyze_texts(
     choose: Callable[[int], Sequence[AnalysisOptions]],
 ) -> list[list[Contributions]]:
     """Return the results of each view by text; ``choose`` maps the greatest length to the views."""
-    _check_target(model, any(target is not None for target in texts.targets))
+    _check_target(model, texts.has_target)
     rows = [
         _encode_row(model, tokenizer, *row, texts.truncate)
         for row in zip(texts.texts, texts.pairs, texts.targets, strict=True)
     ]
     lengths = [(max(len(side.ids) for side in row if side is not None),) for row in rows]
     views = choose(max((length for (length,) in lengths), default=0))
+    if len({options.attention for options in views}) != 1:
+        raise InputError("several views of a text share one pass: give them the same attention")
     for options in views:
         check_available(model, options.maps)
     measures = [Maps(model, options, _signature(model, tokenizer, options)) for options in views]
@@ -304,26 +308,34 @@ def _analyze_texts(
 class TextBatch(Batch):
     """Some of the texts of one call."""
 
+    splittable = True
+
     def __init__(
         self, model: Any, tokenizer: Any, rows: Sequence[EncodedRow], indices: Sequence[int]
     ) -> None:
-        self.indices = list(indices)
+        self.tokenizer, self.rows, self.indices = tokenizer, rows, list(indices)
         chosen = [rows[i] for i in indices]
         host = _inputs(model, tokenizer, chosen)
         tokens = [
             {"": source.tokens, "decoder": None if target is None else target.tokens}
             for source, target in chosen
         ]
-        super().__init__(
-            model,
-            {name: tensor.to(model.device, non_blocking=True) for name, tensor in host.items()},
-            tokens,
-            host=host,
-            split=lambda: [
-                TextBatch(model, tokenizer, rows, half)
-                for half in halves(self.indices, "these texts")
-            ],
-        )
+        super().__init__(model, host, tokens)
+
+    @cached_property
+    def inputs(self) -> Mapping[str, Any]:
+        """The keyword arguments of the model, sent to its device when they are first read."""
+        device: Any = self.model.device
+        return {name: t.to(device, non_blocking=True) for name, t in self.host.items()}
+
+    def row_name(self, row: int) -> str:
+        """Return the number of a text in the caller's list."""
+        return f"text {self.indices[row]}"
+
+    def split(self) -> list[Batch]:
+        """Return the texts as two batches."""
+        parts = halves(self.indices, "these texts")
+        return [TextBatch(self.model, self.tokenizer, self.rows, part) for part in parts]
 
 
 def _inputs(model: Any, tokenizer: Any, rows: Sequence[EncodedRow]) -> dict[str, Tensor]:

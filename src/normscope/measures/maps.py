@@ -48,7 +48,6 @@ class Maps:
         self.heads: Heads = "each" if options.heads == "each" else "sum"
         self.whole_layers = need_whole_layers(self.maps)
         self.available = available(model) if self.whole_layers else {}
-        self._kept: tuple[Any, Reduce] | None = None  # the last part, and its reductions
 
     @property
     def needs(self) -> Needs:
@@ -68,10 +67,10 @@ class Maps:
     def observe(self, view: LayerView) -> dict[str, Tensor]:
         """Return the maps of one attention call, or their reductions."""
         captured = view.captured
-        _check_call(captured)
         wanted = self._wanted(view)
         if not wanted:
             return {}
+        _check_call(captured)
         if self.heads == "each":
             maps = view.head_maps(wanted)
         else:
@@ -105,9 +104,10 @@ class Maps:
     def _reduce(self, view: LayerView) -> Reduce:
         """Return the reductions to keep for the maps of one part."""
         batch, captured, keys = view.batch, view.captured, view.positions.keys
-        part = id(batch), captured.stack, captured.kind, keys.device
-        if self._kept is not None and self._kept[0] == part:
-            return self._kept[1]
+        part = self, captured.stack, captured.kind, keys.device
+        if part in batch.memo:
+            known: Reduce = batch.memo[part]
+            return known
         names, categories = self.options.reduce, self.options.categories or {}
         members: Tensor | None = None
         if "category" in names:
@@ -117,7 +117,7 @@ class Maps:
                 columns = torch.as_tensor(category_of(tokens, categories))
                 members[row, torch.as_tensor(np.flatnonzero(real)), columns] = 1
         reduce = Reduce(top=largest(names), row_sum="row_sum" in names, category=members)
-        self._kept = part, reduce
+        batch.memo[part] = reduce
         return reduce
 
     # ---- results
@@ -128,6 +128,11 @@ class Maps:
         """Return one result for each row of a batch, its padding removed."""
         signature = self.signature.with_path("+".join(sorted(paths)))
         parts = {part: observed for part, observed in parts.items() if observed.arrays}
+        if not parts:
+            raise UnsupportedModelError(
+                f"none of the parts of {type(batch.model).__name__} that ran has these maps: "
+                f"{', '.join(self.maps)}"
+            )
         names = part_names(list(parts))
         count = _count_rows(batch, {names[part]: o for part, o in parts.items()})
         arrays = {

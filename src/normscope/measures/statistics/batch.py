@@ -61,9 +61,9 @@ class CorpusBatch(Batch):
                 self.masked[b, chosen] = True
         if vocabulary.mask_id is not None:
             self.ids[self.masked] = vocabulary.mask_id
-        super().__init__(model, self._inputs(model))
+        super().__init__(model, self._tensors(model))
 
-    def _inputs(self, model: nn.Module) -> dict[str, Tensor]:
+    def _tensors(self, model: nn.Module) -> dict[str, Tensor]:
         device = next(model.parameters()).device
         arrays = {"input_ids": self.ids, "attention_mask": self.real_tokens.astype(np.int64)}
         accepted = accepted_by(model)

@@ -108,5 +108,9 @@ class StatisticsMeasure:
     ) -> MeasuredBatch:
         """Return the observations of all layers."""
         assert isinstance(batch, CorpusBatch)
-        (observed,) = parts.values()
-        return MeasuredBatch(batch, observed)
+        if len(parts) != 1:
+            raise UnsupportedModelError(
+                f"{type(batch.model).__name__} has several stacks of layers, and statistics are "
+                f"of one: {', '.join(stack for stack, _ in parts)}. Give the model of one stack"
+            )
+        return MeasuredBatch(batch, *parts.values())
