@@ -38,8 +38,8 @@ class AnalysisOptions:
         default=(WEIGHTS, NORMS),
         metadata={
             "metavar": "MAP[,MAP]",
-            "help": "Maps to compute, as far as the model has them: "
-            + "; ".join(f"{s.name}: {s.title.lower()}" for s in SCOPES.values())
+            "help": "Maps to compute; a part of the model that lacks a map is left out. "
+            + "; ".join(f"{s.name}: {s.label}" for s in SCOPES.values())
             + f". Default: {WEIGHTS},{NORMS}.",
         },
     )
@@ -47,8 +47,8 @@ class AnalysisOptions:
         default="sum",
         metadata={
             "metavar": "sum|each",
-            "help": "sum: one map a layer (the mean of the weights, the norm of the summed "
-            "vectors). each: one map a head. Default: sum.",
+            "help": "sum: one map per layer (the mean of the weights, the norm of the summed "
+            "vectors). each: one map per head. Default: sum.",
         },
     )
     ff_bias: str = field(
