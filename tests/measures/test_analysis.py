@@ -248,7 +248,8 @@ def test_signature_is_hashed_when_first_read(monkeypatch: pytest.MonkeyPatch) ->
         "normscope.results.signature.weights_hash",
         lambda m: calls.append(m) or "abc",  # type: ignore[func-returns-value]
     )
-    result = normscope.analyze(tiny_model("bert"), tokenizer(), "the cat sat")
+    model = tiny_model("bert")  # not deleted before the signature is read
+    result = normscope.analyze(model, tokenizer(), "the cat sat")
     assert not calls
     assert "weights:sha256=abc" in result.signature
     assert result.signature == result.signature
