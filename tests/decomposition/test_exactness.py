@@ -15,10 +15,11 @@ from torch import Tensor
 
 import normscope
 from normscope.capture import Capture, Projection
-from normscope.decomposition.attention import HEADS, AttentionDecomposition
+from normscope.decomposition.attention import AttentionDecomposition
 from normscope.decomposition.cells import DRAWS, Cells, Positions
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import HEAD_MAPS
+from normscope.engine.options import CHOICES
 from normscope.errors import ExactnessError, InputError
 from normscope.kernels import gram_matrices, quadratic_norms
 from normscope.kernels.gram import BLOCK
@@ -64,7 +65,7 @@ def _compare_with_loops(captured: Capture, row: int) -> None:
     assert_allclose(captured.output[row].numpy(), reference.output(alpha, f, b_o), atol=1e-12)
     taken = AttentionDecomposition(captured)
     expected = reference.norms(alpha, f)
-    for heads in HEADS:
+    for heads in CHOICES["heads"]:
         for name, array in maps_of(captured, heads).items():
             found = array[row].numpy()
             assert_allclose(found, expected[f"{name} {heads}"], rtol=1e-10, atol=1e-14)
@@ -260,7 +261,7 @@ def test_spot_check_sees_one_wrong_factor() -> None:
     taken = AttentionDecomposition(captures[0])
     real = torch.ones(3, 9, dtype=torch.bool)
     drawn = [drawn_of(taken, real, layer) for layer in range(DRAWS)]
-    for heads in HEADS:
+    for heads in CHOICES["heads"]:
         for name, array in maps_of(captures[0], heads).items():
             right = [cells.gap(cells.of(array), weight=name == "attn_w") for cells in drawn]
             wrong = [cells.gap(cells.of(array * 1.001), weight=name == "attn_w") for cells in drawn]

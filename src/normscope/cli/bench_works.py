@@ -22,7 +22,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from normscope.capture import Capture
+from normscope.capture import AttentionMode, Capture
 from normscope.capture.layers import layers_of
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
@@ -37,7 +37,7 @@ from normscope.decomposition.scopes import (
 )
 from normscope.engine.batch import Batch
 from normscope.engine.options import AnalysisOptions
-from normscope.engine.run import AttentionPath, Engine, look
+from normscope.engine.run import Engine, look
 from normscope.errors import InputError
 from normscope.measures.maps import Maps
 from normscope.models import load
@@ -172,7 +172,7 @@ def analysis(
     On a GPU the maps stay there, as the outputs of a plain forward pass do.
     """
     names = ("mixing_ratio", "top16") if reduce else ()
-    attention: AttentionPath = "fused" if reduce else "auto"
+    attention: AttentionMode = "fused" if reduce else "auto"
     options = AnalysisOptions(maps, attention=attention, reduce=names).checked()
     engine = Engine(model, [Maps(model, options, Signature(model, None, {}))], attention)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -35,8 +34,6 @@ from normscope.kernels import (
 )
 from normscope.kernels.products import LARGEST
 
-Heads = Literal["sum", "each"]
-HEADS: tuple[Heads, ...] = ("sum", "each")
 CANCELLED = 16  # a sum this much shorter than its parts is computed again in float64
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from normscope.capture import AttentionKind
 from normscope.capture.inventory import Inventory
 from normscope.capture.layers import layers_of
-from normscope.decomposition.layer import Kind, scopes_of
+from normscope.decomposition.layer import scopes_of
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.models.layouts import Experts, layer_of
@@ -17,7 +18,7 @@ from normscope.models.layouts import Experts, layer_of
 def available(model: nn.Module) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the scopes that each (stack, kind of attention) of a model has in all its layers."""
     scopes: dict[tuple[str, str], list[str]] = {}
-    kinds: tuple[Kind, ...] = ("self", "cross")
+    kinds: tuple[AttentionKind, ...] = ("self", "cross")
     for path, (_, layout) in layers_of(model).items():
         stack = path.rpartition(".")[0]
         for kind in kinds:

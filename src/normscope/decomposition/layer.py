@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from normscope.capture import Capture
+from normscope.capture import AttentionKind, Capture
 from normscope.capture.layers import LayerCapture
 from normscope.capture.projection import affine
 from normscope.decomposition.attention import AttentionDecomposition
@@ -35,10 +35,8 @@ from normscope.foundation.shapes import Float
 from normscope.kernels import Kernels, Linear, RowInputs, Scratch, triton_for
 from normscope.models.layouts import Attention, Experts, Layout, activation_of, part
 
-Kind = Literal["self", "cross"]
 
-
-def scopes_of(layout: Layout, kind: Kind) -> tuple[str, ...]:
+def scopes_of(layout: Layout, kind: AttentionKind) -> tuple[str, ...]:
     """List the maps of one attention of a layer, in the order in which they arise."""
     block = layout.cross if kind == "cross" else layout.attention
     assert block is not None
@@ -84,7 +82,7 @@ class LayerView:
         batch: Any = None,
     ) -> None:
         self.captured, self.layer, self.batch = captured, layer, batch
-        self.kind: Kind = captured.kind
+        self.kind: AttentionKind = captured.kind
         self.how = DecompositionOptions() if how is None else how
         self.positions = (
             Positions.all(captured.shape, captured.device) if positions is None else positions

@@ -63,7 +63,7 @@ class AnalysisOptions:
         default="2GB",
         metadata={"metavar": "SIZE", "help": "Memory for the largest arrays of feed-forward maps."},
     )
-    attention: str = field(
+    attention: Any = field(  # one of CHOICES
         default="auto",
         metadata={
             "metavar": "auto|eager|fused",

@@ -28,25 +28,25 @@ def check_file(path: str | os.PathLike[str], suffixes: Sequence[str], also: str 
     Raises:
         InputError: The suffix is not valid, or the file cannot be written.
     """
-    given, path = os.fspath(path), Path(path)
+    name, path = os.fspath(path), Path(path)
     if path.suffix.lower() not in suffixes:
         raise InputError(
-            f"cannot tell from the name {given!r} what to write; it must end in one of: "
+            f"cannot tell from the name {name!r} what to write; it must end in one of: "
             f"{', '.join(suffixes)}{also}"
         )
     try:
         if path.is_dir():
-            raise InputError(f"{given!r} is a folder; give the name of a file in it")
+            raise InputError(f"{name!r} is a folder; give the name of a file in it")
         if _is_stream(path):
             return path
         target = path.resolve()
         if not target.parent.is_dir():
-            raise InputError(f"cannot write {given!r}: there is no folder {str(target.parent)!r}")
+            raise InputError(f"cannot write {name!r}: there is no folder {str(target.parent)!r}")
         probe = _beside(target)
         # Permission bits are not enough: the file system may be read-only, or full.
         probe.touch(exist_ok=False)
     except OSError as problem:
-        raise _cannot_write(given, problem) from problem
+        raise _cannot_write(name, problem) from problem
     probe.unlink()
     return path
 
@@ -96,8 +96,8 @@ def _beside(target: Path) -> Path:
     return target.with_name(PARTIAL.replace("*", uuid.uuid4().hex))
 
 
-def _cannot_write(given: str, problem: OSError) -> InputError:
+def _cannot_write(name: str, problem: OSError) -> InputError:
     return InputError(
-        f"cannot write {given!r}: {problem.strerror or problem}; nothing was changed there; choose "
+        f"cannot write {name!r}: {problem.strerror or problem}; nothing was changed there; choose "
         "a folder that may be written to and has room"
     )

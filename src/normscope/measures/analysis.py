@@ -185,7 +185,7 @@ def analyze_inputs(
     measure = Maps(model, options, _signature(model, None, options))
     try:
         moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        (judged,) = run(model, [Batch(model, moved, known)], [measure], attention=_path(options))
+        (judged,) = run(model, [Batch(model, moved, known)], [measure], attention=options.attention)
     except torch.OutOfMemoryError as error:
         raise out_of_memory("this batch: give fewer rows at once") from error
     results: list[Contributions] = judged.results[0]
@@ -217,10 +217,6 @@ def _signature(model: nn.Module, tokenizer: Any, options: AnalysisOptions) -> Si
         settings["kernels"] = "triton"
     settings["dtype"] = str(parameter.dtype).removeprefix("torch.")
     return Signature(model, tokenizer, settings)
-
-
-def _path(options: AnalysisOptions) -> Any:
-    return options.attention
 
 
 # ---- texts
@@ -294,7 +290,7 @@ def _analyze_texts(
     make = partial(TextBatch, model, tokenizer, rows)
     batches: Iterable[TextBatch] = map(make, by_length(lengths, BATCH_TOKENS))
     results: list[list[Any]] = [[None] * len(rows) for _ in views]
-    for judged in run(model, batches, measures, attention=_path(views[0])):
+    for judged in run(model, batches, measures, attention=views[0].attention):
         assert isinstance(judged.batch, TextBatch)
         for by_text, by_row in zip(results, judged.results, strict=True):
             for row, result in zip(judged.batch.indices, by_row, strict=True):
@@ -307,8 +303,6 @@ def _analyze_texts(
 
 class TextBatch(Batch):
     """Some of the texts of one call."""
-
-    splittable = True
 
     def __init__(
         self, model: Any, tokenizer: Any, rows: Sequence[EncodedRow], indices: Sequence[int]

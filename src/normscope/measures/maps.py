@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from normscope.capture import Capture
-from normscope.decomposition.attention import Heads
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import DecompositionOptions, LayerView
 from normscope.decomposition.maps import Reduce
@@ -45,7 +44,7 @@ class Maps:
     def __init__(self, model: nn.Module, options: AnalysisOptions, signature: Signature) -> None:
         self.options, self.signature = options, signature
         self.maps = tuple(options.maps)
-        self.heads: Heads = "each" if options.heads == "each" else "sum"
+        self.heads = options.heads
         self.whole_layers = need_whole_layers(self.maps)
         self.available = available(model) if self.whole_layers else {}
 

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.capture import Capture
+from normscope.capture import AttentionKind, Capture
 from normscope.capture.inventory import Inventory
 from normscope.capture.projection import affine
-from normscope.decomposition.layer import Kind, LayerView
+from normscope.decomposition.layer import LayerView
 from normscope.decomposition.norms import read_norm
 from normscope.engine.run import look
 from normscope.errors import InputError, UnsupportedModelError
@@ -90,7 +90,7 @@ def expansion_rate(
     *,
     bias: OutputBias = "without",
     stack: str | None = None,
-    kind: Kind = "self",
+    kind: AttentionKind = "self",
     inputs: Mapping[str, Any] | None = None,
 ) -> LabelledArray:
     """Return how much f stretches a vector on average, (layer,): ‖f̃‖_F / √(d + 1).
@@ -123,7 +123,7 @@ def singular_values(
     head: int,
     *,
     stack: str | None = None,
-    kind: Kind = "self",
+    kind: AttentionKind = "self",
     inputs: Mapping[str, Any] | None = None,
 ) -> Float[np.ndarray, " rank"]:
     """Return the singular values of one head's map (x, 1) ↦ (f_h(x), 1), largest first.
@@ -140,7 +140,7 @@ def affine_maps(
     model: nn.Module,
     *,
     stack: str | None = None,
-    kind: Kind = "self",
+    kind: AttentionKind = "self",
     inputs: Mapping[str, Any] | None = None,
 ) -> list[AffineMap]:
     """Return W_V, b_V, W_O and b_O of each layer of one stack, wherever the model stores them."""
@@ -209,7 +209,7 @@ def layernorm_scale(
     *,
     inputs: Mapping[str, Any] | None = None,
     stack: str | None = None,
-    kind: Kind = "self",
+    kind: AttentionKind = "self",
 ) -> LayerNormScale:
     """Return mean |γ|, and mean |γ|/σ_i over real tokens, for the norm of each attention block.
 

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from normscope.decomposition.attention import HEADS
 from normscope.decomposition.scopes import HEAD_MAPS, SCOPES
+from normscope.engine.options import CHOICES
 
 BODY_SECONDS = 10.0  # time for a request body to arrive
 TEXTS = ("text", "text_pair", "target")
@@ -98,8 +98,8 @@ def _maps(fields: Mapping[str, Any], available: list[str]) -> dict[str, Any]:
     maps, heads = fields.get("maps", list(HEAD_MAPS)), fields.get("heads", "sum")
     if not isinstance(maps, list) or not maps or not all(name in available for name in maps):
         raise HTTPException(400, f"maps must be a list of: {', '.join(available)}")
-    if heads not in HEADS:
-        raise HTTPException(400, f"heads must be one of: {', '.join(HEADS)}")
+    if heads not in CHOICES["heads"]:
+        raise HTTPException(400, f"heads must be one of: {', '.join(CHOICES['heads'])}")
     if heads == "each" and not all(SCOPES[name].per_head for name in maps):
         raise HTTPException(400, f"single heads have only these maps: {', '.join(HEAD_MAPS)}")
     return {"maps": list(dict.fromkeys(maps)), "heads": heads}
