@@ -14,8 +14,9 @@ import normscope
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.activations import KNOWN, recognise, secant
 from normscope.decomposition.available import available
+from normscope.decomposition.chain import DecompositionOptions, scopes_of
 from normscope.decomposition.feedforward import FF_BIASES
-from normscope.decomposition.layer import DecompositionOptions, LayerView, scopes_of
+from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import NAMES
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
@@ -213,7 +214,7 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
     view = LayerView(layer.last, layer, how=DecompositionOptions(ff_bias))
     scope = next(s for s in view.scopes if s.endswith("_ff"))
     made: Any = view.maps([scope, f"{scope}_res"])
-    ff = view._feed_forward()
+    ff = view.chain.feed_forward()
     weights, into, carried = ff.weights, view.parts("ff_input"), view.parts("block")
 
     def core(states: Tensor, bias: Tensor) -> Tensor:

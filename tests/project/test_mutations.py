@@ -256,7 +256,7 @@ def normed_output_bias_dropped(right: Any) -> Any:
     return lambda self, bias: right(self, None if bias is None else torch.zeros_like(bias))
 
 
-@mistake("decomposition.layer:norm_of", "gemma's scopes")
+@mistake("decomposition.chain:norm_of", "gemma's scopes")
 def unit_offset_forgotten(right: Any) -> Any:
     """Multiply by γ where Gemma's norm multiplies by 1 + γ."""
 

@@ -9,7 +9,7 @@ from torch import nn
 from normscope.capture import AttentionKind
 from normscope.capture.inventory import Inventory
 from normscope.capture.layers import layers_of
-from normscope.decomposition.layer import scopes_of
+from normscope.decomposition.chain import scopes_of
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.models.layouts import Experts, layer_of

@@ -9,7 +9,6 @@ reads anything else notes its gap with ``note_gap``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -19,53 +18,13 @@ from torch import Tensor
 
 from normscope.capture import AttentionKind, Capture
 from normscope.capture.layers import LayerCapture
-from normscope.capture.projection import affine
-from normscope.decomposition.attention import AttentionDecomposition
 from normscope.decomposition.block import Norm, Parts, length
 from normscope.decomposition.cells import Cells, Positions
-from normscope.decomposition.feedforward import (
-    FeedForwardSplit,
-    FeedForwardWeights,
-    FFBias,
-)
+from normscope.decomposition.chain import DecompositionOptions, LayerChain, scopes_of
 from normscope.decomposition.maps import KEEP_NOTHING, Reduce, ScopeMap
-from normscope.decomposition.norms import norm_of
 from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Scope, Station
 from normscope.foundation.shapes import Float
-from normscope.kernels import Kernels, Linear, RowInputs, Scratch, triton_for
-from normscope.models.layouts import Attention, Experts, Layout, activation_of, part
-
-
-def scopes_of(layout: Layout, kind: AttentionKind) -> tuple[str, ...]:
-    """List the maps of one attention of a layer, in the order in which they arise."""
-    block = layout.cross if kind == "cross" else layout.attention
-    assert block is not None
-    ff = layout.ff
-    last = not isinstance(ff, Experts) and not (kind == "self" and layout.cross is not None)
-    before = ff.before is not None
-
-    def exists(scope: Scope) -> bool:
-        if scope.end in ("attention", "residual", "block"):
-            return True
-        if scope.end == "norm":
-            return block.after is not None
-        if not last or scope.ff_norm_before != before:
-            return False
-        if layout.parallel:  # the feed-forward reads the layer's input, not the attention block
-            return scope.end == "ff_residual"
-        return scope.end != "ff_norm" or ff.after is not None
-
-    return tuple(name for name, scope in SCOPES.items() if exists(scope))
-
-
-@dataclass(frozen=True)
-class DecompositionOptions:
-    """Options for decomposing layers."""
-
-    ff_bias: FFBias = "path"
-    memory: int = 2**31  # bytes for the largest arrays of scopes behind a feed-forward
-    kernels: Kernels = "auto"
-    rebuilt: bool = True  # recompute sums over keys: see AttentionDecomposition
+from normscope.kernels import Linear, RowInputs, Scratch, triton_for
 
 
 class LayerView:
@@ -88,14 +47,9 @@ class LayerView:
             Positions.all(captured.shape, captured.device) if positions is None else positions
         )
         self.scopes = HEAD_MAPS if layer is None else scopes_of(layer.layout, captured.kind)
-        self.dtypes = {captured.output.dtype}  # of the model's states to compare with
-        self.attention = AttentionDecomposition(
-            captured, scratch, self.how.kernels, rebuilt=self.how.rebuilt
-        )
+        self.chain = LayerChain(captured, layer, self.how, scratch)
+        self.attention, self.dtypes = self.chain.attention, self.chain.dtypes
         self.gaps: dict[str, Tensor] = {}  # name -> (batch,), not judged yet
-        self._norms: dict[str, Norm] = {}
-        self._scales: dict[str, Linear] = {}
-        self._parts: dict[Station, Parts] = {}
 
     @property
     def name(self) -> str:
@@ -113,8 +67,8 @@ class LayerView:
 
     def maps(self, wanted: Sequence[str], reduce: Reduce | None = None) -> dict[str, ScopeMap]:
         """Compute maps with the heads summed, in one pass over the queries, and note their gaps."""
-        behind = [name for name in wanted if self._is_behind(name)]
-        factored = [n for n in wanted if not self._is_behind(n) and not SCOPES[n].weight]
+        behind = [name for name in wanted if self.chain.is_behind(name)]
+        factored = [n for n in wanted if not self.chain.is_behind(n) and not SCOPES[n].weight]
         maps = self._fill(self.lengths([NORMS, *factored]), wanted, reduce)
         if behind:
             maps |= self._feed_forward_maps(behind)
@@ -153,7 +107,7 @@ class LayerView:
         chosen = list(dict.fromkeys(wanted))
         # Off the diagonal, scopes with the same L differ only by a factor for each query. Each L
         # extends the shorter one before it.
-        steps = {name: self._steps(self._station(name)) for name in chosen}
+        steps = {name: self.chain.steps(SCOPES[name].end) for name in chosen}
         linear = sorted(set(steps.values()), key=len)
         if self.how.rebuilt:
             self.attention.measure([after[len(before) :] for before, after in pairwise(linear)])
@@ -165,7 +119,7 @@ class LayerView:
         return {
             name: ScopeMap.of_parts(
                 SCOPES[name],
-                self.parts(self._station(name)),
+                self.parts(SCOPES[name].end),
                 self.real(name),
                 keys,
                 levels[name],
@@ -178,8 +132,8 @@ class LayerView:
     ) -> Float[Tensor, "batch cell hidden"]:
         """Build v_ij at some cells from the definition; ``queries`` and ``keys``: (batch, cell)."""
         cells = self.attention.at(queries, keys)
-        if not self._is_behind(scope):
-            return self.parts(self._station(scope)).at(cells)
+        if not self.chain.is_behind(scope):
+            return self.parts(SCOPES[scope].end).at(cells)
         vectors_at = self._feed_forward_maps([scope])[scope].vectors_at
         assert vectors_at is not None
         return vectors_at(cells)
@@ -204,8 +158,15 @@ class LayerView:
     @property
     def residual(self) -> Float[Tensor, "batch query hidden"]:
         """x_i: what the residual connection carries."""
-        assert self.captured.residual is not None
-        return self.captured.residual
+        return self.chain.residual
+
+    def parts(self, end: Station) -> Parts:
+        """Return the parts at a station before any activation."""
+        return self.chain.parts(end)
+
+    def real(self, scope: str) -> Float[Tensor, "batch query hidden"]:
+        """Return the model's own hidden state at the end of a scope."""
+        return self.chain.real(SCOPES[scope].end)
 
     @cached_property
     def total_norm(self) -> Float[Tensor, "batch query"]:
@@ -216,7 +177,7 @@ class LayerView:
     @property
     def norm_after(self) -> Norm | None:
         """The norm after the residual sum of the attention block."""
-        return self._norm(self._block.after)
+        return self.chain.norm(self.chain.block.after)
 
     # ---- filling maps
 
@@ -275,10 +236,10 @@ class LayerView:
 
     def _feed_forward_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
         """Compute the maps behind an activation in one pass, and note their gaps."""
-        scopes = [SCOPES[name] for name in self.scopes if self._is_behind(name)]
+        scopes = [SCOPES[name] for name in self.scopes if self.chain.is_behind(name)]
         cells = self._cells()
         maps = {}
-        for scope_map in self._feed_forward().measure(scopes, self.real, self.positions.keys):
+        for scope_map in self.chain.feed_forward().measure(scopes, self.real, self.positions.keys):
             name = scope_map.scope.name
             if name not in wanted:
                 continue
@@ -306,65 +267,7 @@ class LayerView:
         drawn = self.positions.cells(self.captured.layer)
         return None if drawn is None else self.attention.at(*drawn)
 
-    # ---- the chain of parts
-
-    @property
-    def _whole(self) -> LayerCapture:
-        assert self.layer is not None
-        return self.layer
-
-    @cached_property
-    def _block(self) -> Attention:
-        block = self._whole.layout.cross if self.kind == "cross" else self._whole.layout.attention
-        assert block is not None
-        return block
-
-    def _is_behind(self, name: str) -> bool:
-        """Return whether a scope of this layer passes an activation."""
-        parallel = self.layer is not None and self.layer.layout.parallel
-        return SCOPES[name].behind_feed_forward and not parallel
-
-    def _station(self, name: str) -> Station:
-        return SCOPES[name].end
-
-    def parts(self, end: Station) -> Parts:
-        """Return the parts at a station before any activation."""
-        if end not in self._parts:
-            self._parts[end] = self._make_parts(end)
-        return self._parts[end]
-
-    def _make_parts(self, end: Station) -> Parts:
-        if end == "attention":
-            return Parts.of_attention(self.attention)
-        if end == "residual":
-            parts = self.parts("attention")
-            if (branch := self._norm(self._block.branch)) is not None:
-                parts = parts.norm(branch)
-            if (scale := self._scale(self._block.scale)) is not None:
-                parts = parts.scaled(scale)
-            return parts.residual(self.residual)
-        if end == "ff_residual":  # parallel: the feed-forward's output belongs to the query itself
-            return self.parts("residual").residual(self._ff_output())
-        if end == "ff_input":
-            parts, norm = self.parts("block"), self._norm(self._whole.layout.ff.before)
-        else:
-            parts, norm = self.parts("residual"), self._norm(self._block.after)
-        return parts if norm is None else parts.norm(norm)
-
-    def _steps(self, end: Station) -> tuple[Linear, ...]:
-        """List the linear steps applied to the vectors αf up to a station before any activation."""
-        if end == "attention":
-            return ()
-        steps = [self._linear_of(self._norm(self._block.branch)), self._scale(self._block.scale)]
-        if end in ("norm", "block", "ff_input"):
-            steps.append(self._linear_of(self._norm(self._block.after)))
-        if end == "ff_input":
-            steps.append(self._linear_of(self._norm(self._whole.layout.ff.before)))
-        return tuple(step for step in steps if step is not None)
-
-    @staticmethod
-    def _linear_of(norm: Norm | None) -> Linear | None:
-        return None if norm is None else norm.linear
+    # ---- lengths by one kernel
 
     def _lengths_in_one_pass(
         self,
@@ -373,7 +276,7 @@ class LayerView:
         steps: dict[str, tuple[Linear, ...]],
     ) -> dict[str, ScopeMap] | None:
         """Measure scopes by one Triton kernel if the block is plain; otherwise return None."""
-        ends = {self._station(name) for name in chosen}
+        ends = {SCOPES[name].end for name in chosen}
         triton = triton_for(self.attention.kernels, self.captured.device)
         if triton is None or not self.how.rebuilt or not self._is_plain(ends):
             return None
@@ -400,10 +303,10 @@ class LayerView:
             by_station["norm"] = (rows.own_norm, rows.others_norm, bias, rows.gap_norm, weight)
             by_station["ff_input"] = by_station["norm"]
         if further:
-            by_station["block"] = by_station["norm" if self._block.after else "residual"]
+            by_station["block"] = by_station["norm" if self.chain.block.after else "residual"]
         maps = {}
         for name in chosen:
-            own, others, bias, gap, weight = by_station[self._station(name)]
+            own, others, bias, gap, weight = by_station[SCOPES[name].end]
             maps[name] = ScopeMap(
                 SCOPES[name],
                 self.positions.keys,
@@ -424,8 +327,10 @@ class LayerView:
             return False
         if self.layer is None or ends == {"attention"}:
             return True
-        block = self._block
-        plain = block.branch is None and block.scale is None and not self._whole.layout.parallel
+        block = self.chain.block
+        plain = (
+            block.branch is None and block.scale is None and not self.chain.whole.layout.parallel
+        )
         two_norms = block.after is not None and "ff_input" in ends
         return plain and not two_norms and self.captured.residual is not None
 
@@ -433,18 +338,18 @@ class LayerView:
         """Return the kernel's arguments beyond attention, and the norm that it applies."""
         if ends == {"attention"}:
             return {}, None
-        before = self._whole.layout.ff.before if "ff_input" in ends else None
-        path = self._block.after or before
-        summed = self._residual_sum().flatten(0, 1)
+        before = self.chain.whole.layout.ff.before if "ff_input" in ends else None
+        path = self.chain.block.after or before
+        summed = self.chain.residual_sum().flatten(0, 1)
         further: dict[str, Any] = {
             "residual": self.residual.flatten(0, 1),
             "after_residual": summed,
         }
-        norm = self._norm(path)
+        norm = self.chain.norm(path)
         if norm is not None:
             form = norm.parameters
             further |= {"gamma": form.scale, "beta": form.bias, "centred": form.centred}
-            after_norm = self._whole.output_of(path or "").flatten(0, 1)
+            after_norm = self.chain.whole.output_of(path or "").flatten(0, 1)
             further |= {"eps": form.eps, "after_norm": after_norm}
         return further, norm
 
@@ -461,116 +366,6 @@ class LayerView:
         if isinstance(weight, Tensor):
             return vectors * weight[cells.row, cells.i].unsqueeze(-1)
         return vectors
-
-    # ---- the model's own states
-
-    def real(self, scope: str) -> Float[Tensor, "batch query hidden"]:
-        """Return the model's own hidden state at the end of a scope."""
-        end = self._station(scope)
-        if end == "attention":
-            return self.captured.output
-        layer, ff = self._whole, self._whole.layout.ff
-        if end == "residual" or (end == "block" and self._block.after is None):
-            return self._residual_sum()
-        if end in ("norm", "block"):
-            assert self._block.after is not None
-            return layer.output_of(self._block.after)
-        if end == "ff_input":
-            assert ff.before is not None
-            return layer.output_of(ff.before)
-        if end == "ff":
-            return self._ff_output()
-        if end == "ff_residual" and ff.after is not None:
-            return layer.given(ff.after)
-        return layer.output
-
-    def _residual_sum(self) -> Tensor:
-        """Return the residual sum of the attention block, as the next module receives it."""
-        layer, layout = self._whole, self._whole.layout
-        if self._block.after is not None:
-            return layer.given(self._block.after)
-        if layout.parallel:  # the model adds attention and feed-forward at once
-            return self.residual + self._branch_output()
-        following = layout.cross if self.kind == "self" and layout.cross is not None else layout.ff
-        if following.before is not None:
-            return layer.given(following.before)
-        assert not isinstance(following, Attention | Experts)
-        return layer.given(following.gate or following.first)
-
-    def _branch_output(self) -> Tensor:
-        output = self.captured.output
-        if self._block.branch is not None:
-            output = self._whole.output_of(self._block.branch)
-        scale = self._scale(self._block.scale)
-        return output if scale is None else scale(output)
-
-    def _ff_output(self) -> Tensor:
-        """Return what the feed-forward's branch adds to the residual."""
-        ff = self._whole.layout.ff
-        assert not isinstance(ff, Experts)
-        output = self._whole.output_of(ff.branch or ff.second)
-        scale = self._scale(ff.scale)
-        return output if scale is None else scale(output)
-
-    # ---- the layer's modules
-
-    def _norm(self, path: str | None) -> Norm | None:
-        """Return the norm at a path with its inputs; always the same object for the same path."""
-        if path is None:
-            return None
-        if path not in self._norms:
-            layer = self._whole
-            module, inputs = layer.module.get_submodule(path), layer.given(path)
-            parameters = norm_of(module, inputs, layer.output_of(path), f"{layer.name}.{path}")
-            self.dtypes.add(parameters.dtype)
-            self._norms[path] = Norm(parameters, inputs)
-        return self._norms[path]
-
-    def _scale(self, path: str | None) -> Linear | None:
-        if path is None:
-            return None
-        if path not in self._scales:
-            multiplier = part(self._whole.module, path)
-            if isinstance(multiplier, Tensor):
-                factor = multiplier.detach().double()
-            else:  # torch.full on the device avoids a copy from the CPU
-                like: Any = {"dtype": torch.float64, "device": self.captured.device}
-                factor = torch.full((), float(multiplier), **like)
-            self._scales[path] = Linear(False, factor)
-        return self._scales[path]
-
-    def _affine(self, path: str) -> tuple[Tensor, Tensor | None]:
-        layer = self._whole
-        module = layer.module.get_submodule(path)
-        return affine(module, f"{layer.name}.{path}", layer.given(path))
-
-    def _feed_forward(self) -> FeedForwardSplit:
-        layer, ff = self._whole, self._whole.layout.ff
-        assert not isinstance(ff, Experts)
-        first, first_bias = self._affine(ff.first)
-        gate: Tensor | None = None
-        gate_bias: Tensor | None = None
-        if ff.gate is not None:
-            gate, gate_bias = self._affine(ff.gate)
-        elif ff.packed is not None:
-            halves = first.chunk(2, dim=1)
-            biases = (None, None) if first_bias is None else first_bias.chunk(2)
-            order = (0, 1) if ff.packed == "gate_first" else (1, 0)
-            gate, first = halves[order[0]], halves[order[1]]
-            gate_bias, first_bias = biases[order[0]], biases[order[1]]
-        second, second_bias = self._affine(ff.second)
-        activation = activation_of(layer.module, ff)
-        return FeedForwardSplit(
-            FeedForwardWeights(first, first_bias, gate, gate_bias, second, second_bias, activation),
-            self.parts("ff_input"),
-            self.parts("block"),
-            branch=self._norm(ff.branch),
-            scale=self._scale(ff.scale),
-            after=self._norm(ff.after),
-            ff_bias=self.how.ff_bias,
-            memory=self.how.memory,
-            dtype=torch.promote_types(self.captured.output.dtype, torch.float32),
-        )
 
 
 def _residual_weights(

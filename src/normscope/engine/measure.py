@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.decomposition.layer import DecompositionOptions, LayerView
+from normscope.decomposition.chain import DecompositionOptions
+from normscope.decomposition.layer import LayerView
 from normscope.engine.batch import Batch
 
 Part = tuple[str, str]  # the path of a stack of layers, and the kind of attention

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from normscope.capture import Capture
 from normscope.decomposition.available import available
-from normscope.decomposition.layer import DecompositionOptions, LayerView
+from normscope.decomposition.chain import DecompositionOptions
+from normscope.decomposition.layer import LayerView
 from normscope.decomposition.maps import Reduce
 from normscope.decomposition.reductions import largest
 from normscope.decomposition.scopes import behind_feed_forward, need_whole_layers

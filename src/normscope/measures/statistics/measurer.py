@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.decomposition.available import check_available
-from normscope.decomposition.layer import DecompositionOptions, LayerView
+from normscope.decomposition.chain import DecompositionOptions
+from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import ANALYSES, SCOPES
 from normscope.engine.batch import Batch
 from normscope.engine.measure import Needs, Observed, Part
