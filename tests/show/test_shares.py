@@ -104,7 +104,7 @@ def test_sides_are_named_where_there_are_several() -> None:
 def test_show_without_a_console(
     notebook: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = []
+    shown: list[Any] = []
     monkeypatch.setattr("normscope.show.page.show.in_notebook", lambda: notebook)
     monkeypatch.setattr("normscope.show.page.show.show", shown.append)
     result = by_hand()
