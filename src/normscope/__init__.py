@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     )
     from normscope.measures.analysis import analyze, analyze_inputs
     from normscope.results.arrays import LabelledArray
+    from normscope.results.attribution import Attribution
     from normscope.results.contributions import Contributions, load
     from normscope.show.widget import widget
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Attribution",
     "Contributions",
     "ExactnessError",
     "InputError",
@@ -58,6 +60,7 @@ _HOMES = {
     **dict.fromkeys(("align", "translate_align"), "alignment.api"),
     **dict.fromkeys(("analyze", "analyze_inputs"), "measures.analysis"),
     **dict.fromkeys(("Contributions", "load"), "results.contributions"),
+    "Attribution": "results.attribution",
     "LabelledArray": "results.arrays",
     "capture": "capture",
     "corpus": "corpus",

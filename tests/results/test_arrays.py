@@ -401,3 +401,19 @@ def test_missing_packages_name_the_extra(package: str, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=rf"{package}.*normscope\[tables\]"):
         getattr(square(), f"to_{package}")()
+
+
+def test_sums_of_all_values_of_a_named_axis_and_by_numpy() -> None:
+    array = square(dtype="float16")
+    assert array.sum() == 75 * 74 / 2  # in float16 it would overflow nothing but lose digits
+    assert type(array.sum()) is float
+    over = square().sum("query")
+    assert (over.axes, over.name) == (("layer", "key"), "attn_n")
+    assert np.array_equal(over, numbered(3, 5, 5).sum(axis=1))
+    assert set(over.tokens) == set(over.labels) - {"layer"} == {"key"}
+    assert square().sum("layer").sum("query").sum("key").values == 75 * 74 / 2
+    assert np.array_equal(np.sum(square(), axis=(0, 2)), numbered(3, 5, 5).sum(axis=(0, 2)))
+    assert np.sum(square()) == 75 * 74 / 2
+    assert np.sum(square(), axis=0, keepdims=True).shape == (1, 5, 5)
+    with pytest.raises(InputError, match="no axis 'head'; it has: layer, query, key"):
+        square().sum("head")

@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 from normscope.errors import InputError, MissingExtraError
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions, load
-from normscope.results.saved import FORMAT
+from normscope.results.saved import CONTRIBUTIONS
 from normscope.text.tokens import Tokens
 
 PIECES, TEXTS, SPECIAL = ("[CLS]", "cat", "##s"), ("[CLS]", "cat", "s"), (True, False, False)
@@ -295,10 +295,10 @@ def test_every_bit_pattern_and_memory_order_survives(tmp_path: Path) -> None:
 def rewritten(path: Path, change: Any) -> Path:
     """The saved file with `change(header, tensors)` applied."""
     with safe_open(path, framework="np") as file:
-        header = json.loads(file.metadata()[FORMAT])
+        header = json.loads(file.metadata()[CONTRIBUTIONS])
     tensors = load_file(path)
     change(header, tensors)
-    save_file(tensors, path, metadata={FORMAT: json.dumps(header)})
+    save_file(tensors, path, metadata={CONTRIBUTIONS: json.dumps(header)})
     return path
 
 
@@ -354,7 +354,7 @@ def test_what_normscope_did_not_save_is_refused(tmp_path: Path) -> None:
         save_file({"weight": np.zeros(3)}, path, metadata=metadata)
         with pytest.raises(InputError, match="was not saved by normscope"):
             load(path)
-    save_file({"weight": np.zeros(3)}, path, metadata={FORMAT: "{"})
+    save_file({"weight": np.zeros(3)}, path, metadata={CONTRIBUTIONS: "{"})
     with pytest.raises(InputError, match="damaged"):
         load(path)
 

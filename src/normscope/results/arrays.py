@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from normscope.errors import InputError, MissingExtraError
 from normscope.text.tokens import Tokens
 
-AXES = ("layer", "head", "query", "key")  # in this order; other axes follow them
+AXES = ("step", "layer", "head", "query", "key")  # in this order; other axes follow them
 TOKEN_AXES = ("query", "key")  # always have tokens
 DTYPES = ("float16", "float32", "float64", "int64")
 RESIDUAL = "residual"  # the key that stands for the decoder's own state in cross-attention
@@ -26,8 +26,8 @@ class LabelledArray:
     Attributes:
         values: the numbers: float16, float32, float64, or int64 for positions of keys. A read-only
             view, not a copy.
-        axes: the names of the axes. "layer", "head", "query" and "key" come first, in that order;
-            other axes ("rank", "category") follow.
+        axes: the names of the axes. "step", "layer", "head", "query" and "key" come first, in that
+            order; other axes ("rank", "category", "token") follow.
         tokens: the tokens along an axis; "query" and "key" always have them. An extra key that is
             not a token of the text, such as "residual", is entered as a special token.
         labels: the coordinates along each axis, counted from 0 in the full array, so that after
@@ -243,9 +243,13 @@ class LabelledArray:
         averaged too. Special tokens are not merged. Sums are computed in float64 and rounded once.
         Query and key labels of the result count words.
         """
+        return self._merge_pieces(*self.tokens)
+
+    def _merge_pieces(self, *along: str) -> LabelledArray:
+        """Merge the pieces of each word along these axes, as :meth:`words` does along all."""
         values: NDArray[Any] = self.values
         tokens, labels = dict(self.tokens), dict(self.labels)
-        for axis in self.tokens:
+        for axis in along:
             groups, tokens[axis] = merge_words(self.tokens[axis])
             del labels[axis]
             place = self.axes.index(axis)
@@ -258,6 +262,34 @@ class LabelledArray:
                 values /= sizes.reshape((-1,) + (1,) * (values.ndim - place - 1))
         values = values.astype(self.dtype)
         return replace(self, values=values, tokens=tokens, labels=labels)
+
+    # ---- summing
+
+    def sum(self, axis: str | int | tuple[int, ...] | None = None, **options: Any) -> Any:
+        """Return the sum of all values as a float, or the sum over one axis.
+
+        Args:
+            axis: The name of an axis to sum over, which gives a LabelledArray without it. Numbers
+                of axes give a NumPy array, as does ``numpy.sum``. None sums over all axes.
+            options: What ``numpy.sum`` takes, with numbers of axes.
+
+        Sums are computed in float64.
+        """
+        if axis is None and not any(value is not None for value in options.values()):
+            return float(self.values.sum(dtype=np.float64))
+        if not isinstance(axis, str):
+            return np.sum(self.values, axis=axis, **options)
+        if axis not in self.axes:
+            raise InputError(
+                f"{self.name!r} has no axis {axis!r}; it has: {', '.join(self.axes) or 'none'}"
+            )
+        total = self.values.sum(axis=self.axes.index(axis), dtype=np.float64)
+        values = np.asarray(total, dtype=self.dtype)
+        tokens, labels = dict(self.tokens), dict(self.labels)
+        tokens.pop(axis, None)
+        labels.pop(axis)
+        axes = tuple(name for name in self.axes if name != axis)
+        return replace(self, values=values, axes=axes, tokens=tokens, labels=labels)
 
     # ---- converting
 

@@ -353,8 +353,8 @@ class Contributions:
         save(self, path)
 
 
-def load(path: str | os.PathLike[str]) -> Contributions:
-    """Read a result that `Contributions.save` wrote."""
+def load(path: str | os.PathLike[str]) -> Contributions | Any:
+    """Read a result that `save` wrote: a `Contributions` or an `Attribution`, as the file says."""
     from normscope.results.saved import load
 
     return load(path)

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from normscope.errors import InputError
 from normscope.foundation.files import check_file, whole_file
 from normscope.results.arrays import LabelledArray
+from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
 
 STDOUT = "-"
@@ -29,7 +30,7 @@ def check_output(output: str, more: Sequence[str] = ()) -> None:
         check_file(output, (*SUFFIXES, *more), also=", or be - for JSON on standard output")
 
 
-def write(result: Contributions, output: str) -> None:
+def write(result: Contributions | Attribution, output: str) -> None:
     """Write to a file of the kind that its suffix names, or JSON to standard output ("-")."""
     suffix = Path(output).suffix.lower()
     if output == STDOUT:
@@ -41,6 +42,8 @@ def write(result: Contributions, output: str) -> None:
         result.save(output)
     elif suffix == ".html":
         result.to_html(output)
+    elif isinstance(result, Attribution):
+        (result.to_json if suffix == ".json" else result.to_csv)(output)
     else:
         with whole_file(output) as file:
             if suffix == ".json":
@@ -86,8 +89,10 @@ def _part_layers(part: Contributions, layers: list[int]) -> Contributions:
     )
 
 
-def to_json(result: Contributions) -> bytes:
+def to_json(result: Contributions | Attribution) -> bytes:
     """Return `result.to_dict()` as JSON, with the layers of the maps added."""
+    if isinstance(result, Attribution):
+        return result._json()
     plain = result.to_dict()
     for name, owner in (result.parts or {"": result}).items():
         layers = {"layers": list(owner[next(iter(owner))].labels["layer"])}

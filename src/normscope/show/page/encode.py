@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from normscope.decomposition.scopes import NAMES, NORMS, WEIGHTS
 from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray, merge_words
+from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
 from normscope.show.page.slabs import Slabs
 from normscope.show.wording import describe
@@ -19,7 +20,7 @@ from normscope.text.tokens import Tokens
 FORMAT, VERSION = "normscope.page", 3
 
 # What a page can show: one result, or several of the same text, which are shown together.
-Viewable = Contributions | Sequence[Contributions]
+Viewable = Contributions | Attribution | Sequence[Contributions | Attribution]
 
 
 def payload(result: Viewable) -> dict[str, Any]:
@@ -56,9 +57,10 @@ def payload(result: Viewable) -> dict[str, Any]:
 
 
 def _checked_results(result: Viewable) -> list[Contributions]:
-    results = [result] if isinstance(result, Contributions) else list(result)
-    if not results or not all(isinstance(each, Contributions) for each in results):
-        kinds = ", ".join(type(each).__name__ for each in results) or "nothing"
+    given = [result] if isinstance(result, Contributions | Attribution) else list(result)
+    results = [each for each in given if isinstance(each, Contributions)]
+    if not results or len(results) < len(given):
+        kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
         raise InputError(
             f"a page shows the result of analyze(), or several of them, but was given {kinds}; "
             "results of analyze(…, reduce=…) have no maps to show"
