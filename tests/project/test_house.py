@@ -29,7 +29,7 @@ SNAPSHOT = Path(__file__).parents[1] / "helpers" / "public_api.txt"
 # Each may import those before it, and none after it.
 ORDER = [
     *("errors", "foundation", "text", "models", "kernels", "capture", "decomposition"),
-    *("results", "engine", "measures", "testing", "show"),
+    *("results", "engine", "measures", "testing", "attribution", "show"),
     *("alignment", "corpus", "reproduce", "serve", "cli"),
 ]
 FACADE = ("__init__", "__main__")  # the public names: those after analysis may use them
