@@ -27,7 +27,7 @@ from normscope.engine.judge import judge_shares, share_bound
 from normscope.errors import InputError
 from normscope.models.running import accepted_by, evaluating
 
-Value = Callable[[Any], Tensor]  # the model's output -> scalars, (row, step)
+Explained = Callable[[Any], Tensor]  # the model's output -> scalars, (row, step)
 Place = tuple[str, str]  # stack and part of a source
 
 CHECK_EVERY = 64  # batches of a model after the first, of which one is checked by replay
@@ -73,7 +73,7 @@ class RowShares:
 def explain(
     model: nn.Module,
     inputs: Mapping[str, Any],
-    value: Value,
+    value: Explained,
     rules: Rules,
     *,
     baseline_inputs: Mapping[str, Any] | None = None,
@@ -160,7 +160,7 @@ class _Setup:
 
     model: nn.Module
     inputs: Mapping[str, Any]
-    value: Value
+    value: Explained
     rules: Rules
     trace: bool
 

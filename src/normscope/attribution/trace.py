@@ -23,8 +23,6 @@ from normscope.models.layouts import Experts, layout_of, part
 if TYPE_CHECKING:
     from normscope.attribution.network import Network
 
-Array = np.ndarray
-
 
 @dataclass(frozen=True)
 class CutShares:
@@ -40,9 +38,9 @@ class CutShares:
 
     stack: str
     layer: int
-    shares: dict[str, Array]
-    bias: Array
-    error: Array
+    shares: dict[str, np.ndarray]
+    bias: np.ndarray
+    error: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,10 @@ class LayerShares:
 
     stack: str
     layer: int
-    heads: Array
-    heads_error: Array | None
-    feed_forward: Array | None
-    feed_forward_error: Array | None
+    heads: np.ndarray
+    heads_error: np.ndarray | None
+    feed_forward: np.ndarray | None
+    feed_forward_error: np.ndarray | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +72,7 @@ class Trace:
     layers: list[LayerShares]
     attentions: list[list[EdgeFactors]]  # by layer: self-attention, cross-attention
 
-    def edges(self, row: int, layer: int, step: int = 0) -> Array:
+    def edges(self, row: int, layer: int, step: int = 0) -> np.ndarray:
         """Return (head, query, key): the share of each edge of a layer's attention."""
         calls = self._calls(layer)
         return np.concatenate([call.whole(row, step) for call in calls])
@@ -147,7 +145,7 @@ class EdgeFactors:
         step_alpha = self._weights(row, queries) - self._weights(other, queries)
         return mean * (g @ (values - start).mT) + step_alpha * (g @ ((values + start) / 2).mT)
 
-    def whole(self, row: int, step: int) -> Array:
+    def whole(self, row: int, step: int) -> np.ndarray:
         """Return all edges, (head, query, key)."""
         return self._block(row, step, slice(None)).cpu().numpy()
 
@@ -390,7 +388,7 @@ class Tracer:
         )
 
 
-def _gap(shares: list[Tensor] | None, whole: list[Tensor] | None) -> Array | None:
+def _gap(shares: list[Tensor] | None, whole: list[Tensor] | None) -> np.ndarray | None:
     """Return the gap between two ways to compute the same total, (row, step)."""
     if not shares or not whole:
         return None
