@@ -192,8 +192,9 @@ class _Setup:
                     stack.callback(handle.remove)
             if recompute:
                 stack.enter_context(recomputed(network))
+            given = self._given(network)
             stack.enter_context(network)
-            values = self.value(self.model(**self._given(network)))
+            values = self.value(self.model(**given))
         if network.tracer is not None:
             network.tracer.finish_forward()
         return values
