@@ -21,7 +21,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from normscope.attribution import functions
-from normscope.attribution.attention import Call, HeldAttention, SecantAttention
+from normscope.attribution.attention import (
+    Call,
+    FusedAttention,
+    HeldAttention,
+    SecantAttention,
+    can_fuse,
+)
 from normscope.attribution.ledger import Ledger
 from normscope.attribution.operators import (
     Bilinear,
@@ -282,7 +288,8 @@ class Network(TorchFunctionMode):
     def _fill(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Count what a function gives where all states are zero."""
         constant = None
-        if self.ledger.counting:
+        whole = isinstance(args[0], list | tuple) and all(map(_is_state, args[0]))
+        if self.ledger.counting and not whole:
             with torch.no_grad():
                 zeros = [_map(argument, _zero) for argument in args]
                 if func.__name__ in ("__setitem__", "copy_") and not _is_state(args[0]):
@@ -290,7 +297,8 @@ class Network(TorchFunctionMode):
                 constant = func(*zeros, **{k: _map(v, _zero) for k, v in kwargs.items()})
                 constant = zeros[0] if constant is None else constant
         value = func(*args, **kwargs)
-        if constant is not None and bool((constant != 0).any()):
+        # On a GPU, to count zeros is cheaper than to wait for the answer.
+        if constant is not None and (constant.is_cuda or bool((constant != 0).any())):
             self.count(args[0] if value is None else value, constant, part="word")
         return value
 
@@ -509,7 +517,11 @@ class Network(TorchFunctionMode):
         if self.rules.difference:
             context = SecantAttention(attention, call)(q, k, v)
         elif self.rules.attention == (0, 0, 1):
-            held = attention if self.components is None else HeldAttention(attention, call)
+            held: Callable[..., Tensor] = attention
+            if can_fuse(q, k, call):
+                held = FusedAttention(attention, call)
+            elif self.components is not None:
+                held = HeldAttention(attention, call)
             context = held(q.detach(), k.detach(), v)
         else:
             context = self._tangent(attention, (q, k, v), self.rules.attention)
