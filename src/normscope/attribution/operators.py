@@ -312,6 +312,7 @@ class Tangent(Operator):
     Args:
         function: the function of the states.
         parts: a factor for the cotangent of each state.
+        live: whether each of them is a state; the share of a constant is part of the offset.
         report: called in a backward pass with the offset's inner products, unsummed: tensors whose
             sum is ⟨value, cotangent⟩ − Σ ⟨state, its cotangent⟩.
     """
@@ -320,9 +321,10 @@ class Tangent(Operator):
         self,
         function: Callable[..., Tensor],
         parts: Sequence[float],
+        live: Sequence[bool],
         report: Callable[[list[Tensor]], None],
     ) -> None:
-        self.function, self.parts, self.report = function, tuple(parts), report
+        self.function, self.parts, self.live, self.report = function, parts, live, report
 
     def run(self, *states: Tensor) -> tuple[Tensor, Saved]:
         return self.function(*states), states
@@ -337,7 +339,11 @@ class Tangent(Operator):
             for part, grad, state in zip(self.parts, grads, saved, strict=True)
         ]
         products = [inner(value.detach(), cotangent)]
-        products += [-inner(state, grad) for state, grad in zip(saved, scaled, strict=True)]
+        products += [
+            -inner(state, grad)
+            for state, grad, live in zip(saved, scaled, self.live, strict=True)
+            if live
+        ]
         self.report(products)
         return tuple(scaled)
 

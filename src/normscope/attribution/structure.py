@@ -65,12 +65,20 @@ class Structure:
         return next((stack for stack in self.stacks if stack not in entered), None)
 
     def name(self, stack: str | None) -> str:
-        """Return a short name: "" for the only stack, else "encoder", "decoder" or its path."""
+        """Return a short name: "" for the only stack, else "encoder", "decoder" or what is its own.
+
+        The towers of "text_model.encoder.layers" and "vision_model.encoder.layers" are
+        "text_model" and "vision_model".
+        """
         if stack is None or len(self.stacks) <= 1:
             return ""
         if self.two_sided:
             return "decoder" if "decoder" in stack else "encoder"
-        return stack.rpartition(".")[0].rpartition(".")[2] or stack
+        paths = [path.split(".") for path in self.stacks]
+        own = stack.split(".")
+        while len(own) > 1 and len({path[-1] for path in paths}) == 1:
+            own, paths = own[:-1], [path[:-1] or path for path in paths]
+        return ".".join(own)
 
     @contextmanager
     def watched(self, network: Network) -> Iterator[None]:
