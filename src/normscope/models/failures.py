@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from normscope.errors import ModelNotFoundError
+from normscope.errors import MissingExtraError, ModelNotFoundError
 
 LoaderResult = TypeVar("LoaderResult")
 
@@ -19,7 +19,7 @@ def attempt(source: str, function: Callable[..., LoaderResult], *arguments: Any)
 
     try:
         return function(*arguments)
-    except (ModelNotFoundError, MemoryError, torch.OutOfMemoryError):
+    except (ModelNotFoundError, MissingExtraError, MemoryError, torch.OutOfMemoryError):
         raise
     except SafetensorError as error:
         raise ModelNotFoundError(
@@ -34,6 +34,11 @@ def attempt(source: str, function: Callable[..., LoaderResult], *arguments: Any)
             raise pickle_only(source) from error
         if Path(source).is_dir():
             advice = "check that config.json and the weights are complete and belong together"
+        elif Path(source).is_file():
+            advice = (
+                "check that the file is complete, and that transformers reads GGUF files of this "
+                "architecture"
+            )
         else:
             advice = (
                 "check the spelling (owner/name) and the revision; without a network, or for a "

@@ -1,7 +1,7 @@
 """Load models and their tokenizers, and refuse those that are not what their name promises.
 
-A model is a folder, a name on the hub, or the default model, which is known by the hash of its
-weights. Loading reads safetensors only and never runs code that came with a model.
+A model is a folder, a GGUF file, a name on the hub, or a default model, which is known by the hash
+of its weights. Loading reads safetensors and GGUF only and never runs code that came with a model.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError, ModelNotFoundError
-from normscope.models.default import DEFAULT_REVISION, default_model_path
+from normscope.models import gguf_files
+from normscope.models.default import DefaultKind
 from normscope.models.failures import attempt, first_line, remote_code, some
-from normscope.models.sources import find_source
+from normscope.models.sources import ModelSource, find_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -56,10 +57,12 @@ def load(
     """Load a model in evaluation mode, and the tokenizer saved with it.
 
     Args:
-        name: a folder, a name on the hub ("owner/name"), or None for the default model.
+        name: a folder, a GGUF file, a name on the hub ("owner/name"), "smollm2" for the default
+            language model, or None for the default model ("minilm").
         revision: commit, tag or branch of a model on the hub.
         dtype: "float64", "float32", "bfloat16", "float16" or a torch dtype. None, or "auto",
-            keeps the dtype in which the weights are stored.
+            keeps the dtype in which the weights are stored; the weights of a GGUF file are
+            dequantised to float32.
         device: where to put the model: "cpu", "cuda", "cuda:1", "mps". None is the CPU.
         tokenizer: False for a model that reads no text.
 
@@ -68,22 +71,36 @@ def load(
 
     Raises:
         ModelNotFoundError: there is no such model, or it may not or cannot be loaded as it is.
+        MissingExtraError: a GGUF file needs the extra ``gguf``.
         InputError: an argument is wrong.
     """
     chosen_dtype, chosen_device = _dtype_of(dtype), _device_of(device)
-    source = find_source(name, revision)
+    return _load(find_source(name, revision), chosen_dtype, chosen_device, tokenizer)
+
+
+def _load(
+    source: ModelSource, dtype: torch.dtype | str, device: torch.device, tokenizer: bool
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     location, pinned, commit = source.location, source.revision, source.commit
-    config = attempt(location, _load_config, location, pinned)
-    if not Path(location).is_dir():
-        pinned = commit = _commit_of(location, pinned)
-    model: Any = attempt(location, _load_model, location, pinned, config, chosen_dtype)
-    reader = attempt(location, _load_tokenizer, location, pinned) if tokenizer else None
+    model: Any
+    reader: PreTrainedTokenizerBase | None = None
+    if source.gguf:
+        file = Path(location)
+        with gguf_files.reading():
+            model = attempt(location, _load_gguf, file, dtype)
+            reader = attempt(location, gguf_files.gguf_tokenizer, file) if tokenizer else None
+    else:
+        config = attempt(location, _load_config, location, pinned)
+        if not Path(location).is_dir():
+            pinned = commit = _commit_of(location, pinned)
+        model = attempt(location, _load_model, location, pinned, config, dtype)
+        reader = attempt(location, _load_tokenizer, location, pinned) if tokenizer else None
     # transformers keeps where a model came from in its config; `identity` reads it back.
     model.config._name_or_path = source.label
     model.config._commit_hash = commit
     if reader is not None:
         reader.name_or_path = source.label
-    return model.to(chosen_device).eval(), reader
+    return model.to(device).eval(), reader
 
 
 def resolve(
@@ -93,51 +110,55 @@ def resolve(
     revision: str | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
+    kind: DefaultKind = "encoder",
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Return a model that may have been given by name, and its tokenizer.
 
     Args:
-        model: a model, which is returned as it is, or what :func:`load` takes: a folder, a name on
-            the hub, or None for the default model. A compiled model (``torch.compile``) stands
-            for the model that it was compiled from.
+        model: a model, which is returned as it is, or what :func:`load` takes: a folder, a GGUF
+            file, a name on the hub, the short name of a default model, or None for the default
+            model of a kind. A compiled model (``torch.compile``) stands for the model that it was
+            compiled from.
         tokenizer: returned as it is; None loads the tokenizer saved with a model that is loaded.
         revision: as for :func:`load`; without effect on a model that is loaded already.
         dtype: the same.
         device: the same.
+        kind: which default model None stands for: "encoder" (MiniLM) or "language" (SmolLM2).
 
     Returns:
         The model and its tokenizer. The tokenizer is None if the model was given ready and no
-        tokenizer was. The default model is loaded once in a process and shared by all callers
-        that ask for the same dtype and device: do not modify it. :func:`load` always returns a
-        new object.
+        tokenizer was. A default model is loaded once in a process and shared by all callers that
+        ask for the same dtype and device: do not modify it. :func:`load` always returns a new
+        object.
 
     Raises:
         InputError: ``model`` is neither a module nor a name, or another argument is wrong.
         ModelNotFoundError: as for :func:`load`.
+        MissingExtraError: the same.
     """
     if isinstance(model, nn.Module):
         original: Any = getattr(model, "_orig_mod", model)
         return original, tokenizer
-    if model is None and revision in (None, DEFAULT_REVISION):
-        shared, own = _default(str(default_model_path()), _dtype_of(dtype), _device_of(device))
-        return shared, own if tokenizer is None else tokenizer
-    if model is None or isinstance(model, str | os.PathLike):
-        loaded, own = load(
-            model, revision=revision, dtype=dtype, device=device, tokenizer=tokenizer is None
+    if model is not None and not isinstance(model, str | os.PathLike):
+        raise InputError(
+            "model must be a transformers model, a folder or a name on the hub, but was given "
+            f"{type(model).__name__}"
         )
-        return loaded, own if tokenizer is None else tokenizer
-    raise InputError(
-        "model must be a transformers model, a folder or a name on the hub, but was given "
-        f"{type(model).__name__}"
-    )
+    chosen_dtype, chosen_device = _dtype_of(dtype), _device_of(device)
+    source = find_source(model, revision, kind)
+    if source.shared:
+        loaded, own = _shared(source, chosen_dtype, chosen_device)
+    else:
+        loaded, own = _load(source, chosen_dtype, chosen_device, tokenizer is None)
+    return loaded, own if tokenizer is None else tokenizer
 
 
-@lru_cache(maxsize=2)
-def _default(
-    folder: str, dtype: torch.dtype | str, device: torch.device
+@lru_cache(maxsize=4)
+def _shared(
+    source: ModelSource, dtype: torch.dtype | str, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load the default model for `resolve`; the folder is that of the files just checked."""
-    return load(None, dtype=dtype, device=device)
+    """Load a default model for `resolve`; its files have just been checked."""
+    return _load(source, dtype, device, tokenizer=True)
 
 
 def _dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
@@ -186,6 +207,15 @@ def _commit_of(source: str, revision: str | None) -> str | None:
     return Path(path).parent.name if isinstance(path, str) else revision
 
 
+# Set at every load so that a config cannot ask for a compiled attention kernel of the hub.
+# Mismatched and missing weights are refused in words.
+_LOADING: dict[str, Any] = {
+    "attn_implementation": "eager",
+    "ignore_mismatched_sizes": True,
+    "output_loading_info": True,
+}
+
+
 def _load_model(
     source: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype | str
 ) -> PreTrainedModel:
@@ -196,14 +226,26 @@ def _load_model(
             revision=revision,
             dtype=dtype,
             use_safetensors=True,
-            # Both set here so that config.json cannot ask for code from the hub: a model class,
-            # or a compiled attention kernel.
-            trust_remote_code=False,
-            attn_implementation="eager",
-            # Mismatched and missing weights are refused below, in words.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
+            trust_remote_code=False,  # set, so that config.json cannot ask for a class of its own
+            **_LOADING,
         )
+    return _whole(source, model, info)
+
+
+def _load_gguf(file: Path, dtype: torch.dtype | str) -> PreTrainedModel:
+    config = gguf_files.gguf_config(file)
+    dequantised = torch.float32 if isinstance(dtype, str) else dtype
+    weights = gguf_files.gguf_weights(file, config, dequantised)
+    loader: Any = gguf_files.gguf_class(file, config)
+    with _without_load_report():
+        model, info = loader.from_pretrained(
+            None, config=config, state_dict=weights, dtype=dequantised, **_LOADING
+        )
+    return _whole(str(file), model, info)
+
+
+def _whole(source: str, model: PreTrainedModel, info: dict[str, Any]) -> PreTrainedModel:
+    """A model with all of its weights, which transformers may run as it would by itself."""
     if mismatched := sorted(info["mismatched_keys"]):
         shapes = [f"{key}: {[*saved]} saved, {[*size]} expected" for key, saved, size in mismatched]
         raise ModelNotFoundError(
@@ -216,10 +258,9 @@ def _load_model(
             f"which would be random numbers: {some(lacking, 4)}; save the whole model, or correct "
             'its config.json ("architectures", the number of layers)'
         )
-    loaded: PreTrainedModel = model
-    if loaded._supports_sdpa:  # what transformers itself would choose
-        loaded.set_attn_implementation("sdpa")
-    return loaded
+    if model._supports_sdpa:  # what transformers itself would choose
+        model.set_attn_implementation("sdpa")
+    return model
 
 
 def _class_of(source: str, config: PreTrainedConfig) -> Any:

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,9 @@ from normscope.results.traced import (
     with_gaps,
 )
 from normscope.text.tokens import Tokens
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Attribution", "EdgeSource", "TracedShares"]
 
@@ -566,6 +569,23 @@ class Attribution:
         from normscope.show.page import write
 
         write(self, path)
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the text coloured by share, the largest shares and the proof.
+
+        In a notebook, show the interactive page below the cell instead.
+
+        Args:
+            console: A rich console to print to; standard output by default.
+        """
+        from normscope.show.shares import show
+
+        show(self, console)
+
+    def _repr_html_(self) -> str:
+        from normscope.show.page.static import attribution_html
+
+        return attribution_html(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything, bit for bit, to one safetensors file; `load` reads it back.

@@ -10,6 +10,7 @@ import pytest
 
 from normscope import LabelledArray
 from tests.helpers import pages
+from tests.helpers.attributions import attribution, tokens_of, words
 from tests.helpers.pages import HOSTILE
 
 
@@ -60,3 +61,20 @@ def test_short_html_of_a_large_array_says_what_it_leaves_out() -> None:
     html = made[0]["attn_w"]._repr_html_()
     assert html.count("<td") == 24 * 24
     assert "layer 0 of 3; head 0 of 2; the first 24 × 24 cells" in html
+
+
+def test_short_html_of_an_attribution_colours_its_tokens() -> None:
+    result = attribution(trace=True)
+    shown = result._repr_html_()
+    assert "What made the model say &#39; are&#39; rather than &#39; is&#39;" in shown
+    assert shown.count("<span") == 6
+    largest = max(range(6), key=lambda at: abs(result.scores[at]))
+    cell = f'background:rgba(33,87,196,0.60)">{result.tokens.texts[largest]}</span>'
+    assert cell in shown  # the largest share is positive
+    assert "rgba(216,110,20," in shown  # others are negative
+    assert "= 7.17, the model&#39;s own value" in shown
+    hostile = attribution(tokens_of(list(HOSTILE)))._repr_html_()
+    assert "<script" not in hostile
+    assert "<img" not in hostile
+    assert not {"\0", "\u202e"} & set(hostile)
+    assert " … (900)" in attribution(words(900))._repr_html_()

@@ -13,7 +13,7 @@ from normscope.show.page.encode import Viewable, payload
 
 # The modules of the viewer, in the order in which they are joined into one script.
 MODULES = (
-    *("text", "data", "colour", "state", "fields", "tokens", "matrix", "overview", "side"),
+    *("text", "data", "colour", "forms", "state", "fields", "tokens", "matrix", "overview", "side"),
     *("export", "controls", "viewer"),
 )
 TITLE_LENGTH = 60  # characters of the text in the title

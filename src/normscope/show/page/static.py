@@ -7,13 +7,17 @@ from typing import Any
 import numpy as np
 
 from normscope.results.arrays import LabelledArray, printable
+from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
+from normscope.results.passages import piece_texts
 from normscope.show import html
-from normscope.show.wording import describe
+from normscope.show.wording import decimals_for, describe, proof, signed
 from normscope.text.tokens import Tokens
 
 SHOWN = 24  # tokens of an axis
 LETTERS = 24  # characters of a token
+SHARES_SHOWN = 400  # tokens of an attribution
+BLUE, ORANGE = "33,87,196", "216,110,20"
 
 _CELL = "padding:1px 5px;text-align:right;font-variant-numeric:tabular-nums;font-size:11px"
 _NAME = "padding:1px 6px;text-align:right;font-weight:400;font-size:11px;white-space:nowrap"
@@ -65,6 +69,46 @@ _ARRAY = """\
 {% endif %}
 </div>
 """
+
+
+_SHARES = """\
+<div><b>{{ question }}</b>
+<div dir="auto" style="line-height:1.9;max-width:60em">
+{%- for space, text, share, colour in tokens -%}
+{{ space }}<span title="{{ share }}" style="{{ colour }}">{{ text }}</span>
+{%- endfor -%}
+{{ more }}</div>
+<div>{{ proof }}</div>
+<div><code>.show()</code> shows more, <code>.to_html(path)</code> writes the interactive page.</div>
+</div>
+"""
+
+
+def attribution_html(result: Attribution) -> str:
+    """Return the text of an attribution with each token coloured by its share, and the proof."""
+    shares = np.atleast_2d(result.scores.values).sum(axis=0)
+    largest = float(np.abs(shares).max(initial=0.0))
+    decimals = decimals_for(largest)
+    tokens = [
+        (
+            space,
+            printable(text) or "·",
+            signed(float(share), decimals),
+            _background(float(share), largest),
+        )
+        for (space, text), share in zip(piece_texts(result.tokens), shares, strict=True)
+    ]
+    shown = tokens[:SHARES_SHOWN]
+    more = f" … ({len(tokens)})" if len(tokens) > len(shown) else ""
+    question = printable(result.question)
+    filled = html.render(_SHARES, question=question, tokens=shown, more=more, proof=proof(result))
+    return str(filled)
+
+
+def _background(share: float, largest: float) -> str:
+    """Return the style of a token: blue for, orange against, nothing at zero."""
+    shade = 0.6 * abs(share) / largest if largest > 0 else 0.0
+    return f"border-radius:3px;background:rgba({BLUE if share > 0 else ORANGE},{shade:.2f})"
 
 
 def result_html(result: Contributions) -> str:

@@ -128,24 +128,15 @@ async function toPng(text) {
   }
 }
 
-/** A number with the digits of a float32. */
-function digits(value) {
-  return Number(value.toPrecision(7));
-}
-
 function toCsv(app) {
   const { state, fields } = app;
-  const line = (cells) => cells.map((cell) => {
-    const text = String(cell);
-    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-  }).join(",") + "\n";
   if (state.view === "overview") {
-    let text = line(["layer", "head", "map", "largest", "query", "query_token", "key", "key_token"]);
+    let text = csvLine(["layer", "head", "map", "largest", "query", "query_token", "key", "key_token"]);
     for (const { state: of, at, layer } of app.panels[0].panels()) {
       const field = fieldOf(app.model, app.part, of.map, at, of);
       let best = [field.rows[0], field.cols[0]];
       for (const i of field.rows) for (const j of field.cols) if (field.value(i, j) > field.value(...best)) best = [i, j];
-      text += line([layer, of.head, of.map, digits(field.value(...best)), best[0], field.queries[best[0]].piece, best[1], field.keys[best[1]].piece]);
+      text += csvLine([layer, of.head, of.map, digits(field.value(...best)), best[0], field.queries[best[0]].piece, best[1], field.keys[best[1]].piece]);
     }
     return text;
   }
@@ -158,10 +149,10 @@ function toCsv(app) {
     if (field.signed) return field.share && state.scale !== "share" ? `${field.name} of shares` : field.name;
     return field.label === fields[0].label ? field.name : `${field.name} (${field.label || "sum"})`;
   });
-  let text = line(["part", "layer", "head", "query", "query_token", "key", "key_token", ...names]);
+  let text = csvLine(["part", "layer", "head", "query", "query_token", "key", "key_token", ...names]);
   for (const i of rows)
     for (const j of cols)
-      text += line([state.part, state.layer, fields[0].label.replace("head ", "") || "sum", i, widest.queries[i].piece, j, widest.keys[j].piece,
+      text += csvLine([state.part, state.layer, fields[0].label.replace("head ", "") || "sum", i, widest.queries[i].piece, j, widest.keys[j].piece,
         ...fields.map((field) => (field.hidden(i, j) ? "" : digits(field.value(i, j))))]);
   return text;
 }
@@ -171,10 +162,7 @@ async function save(app, kind) {
   const type = { csv: "text/csv;charset=utf-8", svg: "image/svg+xml" }[kind];
   const blob = kind === "png" ? await toPng(text) : new Blob([text], { type });
   const { state } = app;
-  const address = URL.createObjectURL(blob);
   const name = ["normscope", state.part, state.view === "overview" ? "overview" : `layer${state.layer}`, state.map, state.versus].filter(Boolean).join("-");
-  const link = make("a", { href: address, download: `${name}.${kind}` });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(address), 10000);
+  download(`${name}.${kind}`, blob);
   app.say(`saved ${name}.${kind}`);
 }

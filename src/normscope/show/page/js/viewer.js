@@ -84,9 +84,9 @@ async function mountNormscope(root, data, { page = false } = {}) {
   // ---- the frame
 
   const bar = controls(app);
-  const tip = make("div", { className: "ns-tip", role: "tooltip", hidden: true });
-  const live = make("div", { className: "ns-live", role: "status", "aria-live": "polite" });
-  const help = keyHelp();
+  const tip = tooltip(root);
+  const live = announcer();
+  const help = keyHelp(KEYS);
   const stage = make("div", { className: "ns-stage", role: "tabpanel", tabIndex: -1 });
   const names = { tokens: "Tokens", matrix: "Matrix", overview: "Overview" };
   const hints = {
@@ -123,25 +123,10 @@ async function mountNormscope(root, data, { page = false } = {}) {
     make("div", { className: "ns-views" }, tabs, hint),
     printed,
     body,
-    tip, live, help);
+    tip.element, live.element, help);
 
-  app.tip = (event, lines = []) => {
-    tip.hidden = !event || !lines.length;
-    if (tip.hidden) return;
-    tip.replaceChildren(...lines.map((line) => make("div", { dir: "ltr" }, line)));
-    const box = tip.getBoundingClientRect();
-    const area = root.getBoundingClientRect(); // the tip's position is relative to the root
-    const [right, bottom] = [Math.min(window.innerWidth, area.right), Math.min(window.innerHeight, area.bottom)];
-    const left = Math.max(area.left + 4, Math.min(event.clientX + 14, right - box.width - 8));
-    const top = event.clientY + 18 + box.height > bottom ? event.clientY - box.height - 10 : event.clientY + 18;
-    tip.style.left = `${left - area.left - root.clientLeft}px`;
-    tip.style.top = `${top - area.top - root.clientTop}px`;
-  };
-  let saying = 0;
-  app.say = (text) => {
-    clearTimeout(saying);
-    saying = setTimeout(() => (live.textContent = text), 250);
-  };
+  app.tip = tip.show;
+  app.say = live.say;
 
   // ---- showing the state
 

@@ -1,0 +1,152 @@
+"""The linear maps that stand for fused attention, softmax(scaling · q kᵀ + mask) v."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from normscope.attribution.operators import (
+    Cotangents,
+    Operator,
+    Saved,
+    _first_half,
+    _halves,
+    _logarithmic_mean,
+    wide,
+)
+
+BLOCK = 2**24  # scores in one block of queries
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of `scaled_dot_product_attention` beside queries, keys and values."""
+
+    mask: Tensor | None
+    causal: bool
+    scale: float | None
+
+    def scores(self, q: Tensor, k: Tensor, queries: slice) -> Tensor:
+        """Return the masked scores of some of the queries; keys have as many heads as queries."""
+        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+        scores = (q[..., queries, :] * scale) @ k.mT
+        if self.causal:
+            at = torch.arange(q.shape[-2], device=q.device)[queries]
+            later = torch.arange(k.shape[-2], device=q.device) > at[:, None]
+            scores = scores.masked_fill(later, -torch.inf)
+        if self.mask is not None:
+            mask = self.mask if self.mask.shape[-2] == 1 else self.mask[..., queries, :]
+            if mask.dtype == torch.bool:
+                scores = scores.masked_fill(~mask, -torch.inf)
+            else:
+                scores = scores + mask
+        return scores
+
+
+def blocks(q: Tensor, k: Tensor) -> Iterator[slice]:
+    """Iterate over blocks of queries that keep the arrays of scores small."""
+    step = max(1, BLOCK // max(1, math.prod(q.shape[:-2]) * k.shape[-2]))
+    for start in range(0, q.shape[-2], step):
+        yield slice(start, start + step)
+
+
+def repeated(states: Tensor, heads: int) -> Tensor:
+    """Return keys or values with one head for each head of the queries."""
+    groups = heads // states.shape[1] if states.dim() == 4 else 1
+    return states if groups == 1 else states.repeat_interleave(groups, dim=1)
+
+
+def summed(cotangent: Tensor, heads: int) -> Tensor:
+    """Return the sum over the heads of the queries that share a key or value head."""
+    if cotangent.dim() != 4 or cotangent.shape[1] == heads:
+        return cotangent
+    return cotangent.unflatten(1, (heads, -1)).sum(2)
+
+
+class HeldAttention(Operator):
+    """Attention with its weights held, for components that are pushed forwards.
+
+    Backwards, torch's own derivative for the values is faster.
+    """
+
+    def __init__(self, attention: Callable[..., Tensor], call: Call) -> None:
+        self.attention, self.call = attention, call
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
+        return self.attention(q, k, v), (q, k)
+
+    def _weights(self, saved: Saved, rows: slice) -> Tensor:
+        q, k = (t.to(wide(t.dtype)) for t in saved)
+        scores = self.call.scores(q, repeated(k, q.shape[1]), rows)
+        return torch.softmax(scores, -1).nan_to_num(0.0)  # a row that is masked as a whole
+
+    def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
+        q, k = saved
+        g = cotangent.to(wide(q.dtype))
+        parts = [self._weights(saved, rows).mT @ g[..., rows, :] for rows in blocks(q, k)]
+        return None, None, summed(torch.stack(parts).sum(0), k.shape[1]).to(cotangent.dtype)
+
+    def push(self, saved: Saved, components: Sequence[Tensor | None]) -> Tensor:
+        component = components[2]
+        assert component is not None
+        q, k = saved
+        values = repeated(component, q.shape[1]).to(wide(q.dtype))
+        parts = [self._weights(saved, rows) @ values for rows in blocks(q, k)]
+        return torch.cat(parts, dim=-2).to(component.dtype)
+
+
+class SecantAttention(Operator):
+    """Attention of pairs: midpoints for both products, the logarithmic mean for the softmax."""
+
+    def __init__(self, attention: Callable[..., Tensor], call: Call) -> None:
+        self.attention, self.call = attention, call
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
+        return self.attention(q, k, v), (q, k, v)
+
+    def _wide(self, saved: Saved) -> list[Tensor]:
+        q, k, v = (t.to(wide(t.dtype)) for t in saved)
+        return [q, repeated(k, q.shape[1]), repeated(v, q.shape[1])]
+
+    def _scale(self, q: Tensor) -> float:
+        return 1 / math.sqrt(q.shape[-1]) if self.call.scale is None else self.call.scale
+
+    def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
+        q, k, v = self._wide(saved)
+        ((g, _),) = _halves(cotangent.to(q.dtype))
+        q_mean, k_mean, v_mean = ((end + start) / 2 for end, start in _halves(q, k, v))
+        dq, dk, dv = torch.zeros_like(q_mean), torch.zeros_like(k_mean), torch.zeros_like(v_mean)
+        for rows in blocks(q, k):
+            p, mean, weights = _logarithmic_mean(self.call.scores(q, k, rows), -1)
+            part = g[..., rows, :]
+            dv += p.mT @ part
+            scaled = mean * (part @ v_mean.mT)
+            ds = (scaled - weights * scaled.sum(-1, keepdim=True)) * self._scale(q)
+            dq[..., rows, :] = ds @ k_mean
+            dk += ds.mT @ q_mean[..., rows, :]
+        return tuple(
+            _first_half(summed(d, state.shape[1]).to(state.dtype))
+            for d, state in zip((dq, dk, dv), saved, strict=True)
+        )
+
+    def push(self, saved: Saved, components: Sequence[Tensor | None]) -> Tensor:
+        q, k, v = self._wide(saved)
+        q_mean, k_mean, v_mean = ((end + start) / 2 for end, start in _halves(q, k, v))
+        dq, dk, dv = (
+            torch.zeros_like(mean)
+            if component is None
+            else repeated(component[: len(component) // 2].to(q.dtype), q.shape[1])
+            for component, mean in zip(components, (q_mean, k_mean, v_mean), strict=True)
+        )
+        outputs = []
+        for rows in blocks(q, k):
+            p, mean, weights = _logarithmic_mean(self.call.scores(q, k, rows), -1)
+            ds = dq[..., rows, :] @ k_mean.mT + q_mean[..., rows, :] @ dk.mT
+            ds = ds * self._scale(q)
+            dp = mean * (ds - (weights * ds).sum(-1, keepdim=True))
+            outputs.append(p @ dv + dp @ v_mean)
+        return _first_half(torch.cat(outputs, dim=-2).to(saved[0].dtype))

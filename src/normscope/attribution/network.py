@@ -1,0 +1,746 @@
+"""The linearised network: a model whose operations are replaced by linear maps, by rules.
+
+`Network` is a function mode. While it is active in a thread, every torch function that an
+unmodified model calls there is looked up by name, and replaced as the rules say. Tensors that
+require a gradient are *states*: they depend on the inputs. All others are constants; parameters are
+detached where they are used, and are left as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from normscope.attribution import functions
+from normscope.attribution.attention import Call, HeldAttention, SecantAttention
+from normscope.attribution.ledger import Ledger
+from normscope.attribution.operators import (
+    Bilinear,
+    ElementwiseProduct,
+    HeldNorm,
+    Midpoint,
+    Origin,
+    SecantExtreme,
+    SecantLogSumExp,
+    SecantNorm,
+    SecantQuotient,
+    SecantSlope,
+    SecantSoftmax,
+    Slope,
+    Tangent,
+    path_parts,
+)
+from normscope.attribution.rules import Rules
+from normscope.attribution.structure import Structure
+from normscope.attribution.trace import Tracer
+from normscope.errors import UnsupportedModelError
+
+Arguments = tuple[Any, ...]
+Keywords = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A leaf whose share is read: embeddings, or the states that enter the first layer."""
+
+    stack: str
+    part: str
+    leaf: Tensor
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """What is known of a factor that came out of an activation."""
+
+    function: Callable[[Tensor], Tensor] | None = None
+    origin: Origin | None = None
+    point: Tensor | None = None
+
+
+_ACTIVE = threading.local()
+
+
+def running() -> tuple[Network, ...]:
+    """Return the networks that are entered in this thread, the innermost last."""
+    return getattr(_ACTIVE, "networks", ())
+
+
+class Network(TorchFunctionMode):
+    """A model at one batch of inputs, linear in its sources.
+
+    Args:
+        structure: the model's layers, activations and embeddings.
+        rules: how each operation is replaced.
+        rows: the number of rows of the batch.
+    """
+
+    def __init__(self, structure: Structure, rules: Rules, rows: int) -> None:
+        super().__init__()
+        self.structure, self.rules, self.rows = structure, rules, rows
+        self.ledger = Ledger(rows, counting=not rules.difference)
+        self.sources: list[Source] = []
+        self.dtypes: set[torch.dtype] = set()
+        self.entered: list[str] = []  # stacks, in the order in which they ran
+        self.cut = 0  # 2l + 1 inside the layer that ran l-th, 2l + 2 after it
+        self.depth = 0
+        self.layers_entered = 0
+        self.tracer: Tracer | None = None
+        # Components to push forwards: a function of the stack, the part and the source's value.
+        self.components: Callable[[Source], Tensor] | None = None
+        self._origins: dict[Any, Origin] = {}
+        self._handlers = _handlers()
+
+    # ---- the function mode
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Arguments = (), kwargs: Keywords | None = None
+    ) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        if name in functions.PLAIN:
+            value = func(*args, **kwargs)
+            if isinstance(value, Tensor) and value.requires_grad and args[0].is_leaf:
+                return value.detach()  # an attribute of a parameter, such as weight.T
+            return value
+        if name == "embedding":
+            return self._embed(func, args, kwargs)
+        args, kwargs, states = _without_parameters(args, kwargs)
+        if not states or not torch.is_grad_enabled():
+            return _carry_weights(args, func(*args, **kwargs))
+        if self.rules.difference and name in functions.CHOICES:
+            return self._choose(func, args, kwargs)
+        if name in functions.LINEAR:
+            value = func(*args, **kwargs)
+            if name in functions.CASTS:
+                self.dtypes.add(value.dtype)
+            return _carry_weights(args, value)
+        if name[-1] == "_" != name[-2] and name not in functions.FILLS:
+            return self._in_place(name, args, kwargs)
+        handler = self._handlers.get(name, Network._unknown)
+        return handler(self, func, args, kwargs)
+
+    def _in_place(self, name: str, args: Arguments, kwargs: Keywords) -> Tensor:
+        """Compute a value out of place, and write it back into the tensor."""
+        target: Tensor = args[0]
+        function = getattr(Tensor, name[:-1])
+        value = self.__torch_function__(function, (), (target.clone(), *args[1:]), kwargs)
+        return target.copy_(value)
+
+    def _unknown(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
+        """Leave a function that no table names to the proof, which refuses what is not linear."""
+        return func(*args, **kwargs)
+
+    def __enter__(self) -> Network:
+        _ACTIVE.networks = (*running(), self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        _ACTIVE.networks = running()[:-1]
+
+    @property
+    def explained_rows(self) -> int:
+        """The number of rows without baselines."""
+        return self.rows // 2 if self.rules.difference else self.rows
+
+    @property
+    def active(self) -> bool:
+        """Whether this network is what runs in this thread."""
+        return self in running()
+
+    # ---- layers
+
+    def enter_layer(
+        self, stack: str, args: Arguments, kwargs: Keywords
+    ) -> tuple[Arguments, Keywords]:
+        """Note that a layer begins; the first input of a stack without a source becomes one."""
+        if stack not in self.entered:
+            self.entered.append(stack)
+            args, kwargs = self._with_source(self.structure.name(stack), args, kwargs)
+        self.cut = 2 * self.layers_entered + 1
+        self.layers_entered += 1
+        self.depth += 1
+        return (
+            (args, kwargs) if self.tracer is None else self.tracer.enter_layer(stack, args, kwargs)
+        )
+
+    def _with_source(
+        self, name: str, args: Arguments, kwargs: Keywords
+    ) -> tuple[Arguments, Keywords]:
+        """Make the states that enter a stack a source, unless they depend on one."""
+        place = next((i for i, a in enumerate(args) if isinstance(a, Tensor)), None)
+        hidden = kwargs.get("hidden_states") if place is None else args[place]
+        if not isinstance(hidden, Tensor) or hidden.requires_grad:
+            return args, kwargs
+        state = self.source(name, "state", hidden)
+        if place is None:
+            return args, {**kwargs, "hidden_states": state}
+        return (*args[:place], state, *args[place + 1 :]), kwargs
+
+    def leave_layer(self, output: Any) -> None:
+        """Note that a layer has ended."""
+        self.depth -= 1
+        self.cut = 2 * self.layers_entered
+        if self.tracer is not None:
+            self.tracer.leave_layer(output)
+
+    def _choose(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
+        """Choose entries of pairs: the largest, or those that both halves choose."""
+        name, value = func.__name__, func(*args, **kwargs)
+        if name in ("max", "min", "amax", "amin"):
+            dim = kwargs["dim"] if "dim" in kwargs else args[1] if len(args) > 1 else None
+            if isinstance(dim, int):
+                keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
+                extreme = SecantExtreme(dim, keepdim, largest=name.endswith("max"))(args[0])
+                if isinstance(value, Tensor):
+                    return extreme
+                return type(value)((extreme, value.indices))
+        if isinstance(value, tuple):
+            indices: Tensor = value[1]
+            half = len(indices) // 2
+            if indices.dim() and torch.equal(indices[:half], indices[half:]):
+                return value
+        raise UnsupportedModelError(
+            f"{self.structure.kind} chooses by {name}, and chooses differently for the input and "
+            "for the baseline (experts of a mixture, or a sorted order), so their difference is "
+            'not a sum over tokens; use method="frozen", without a baseline'
+        )
+
+    # ---- sources and constants
+
+    @property
+    def stage(self) -> str | None:
+        """The stack whose first layer comes next, or None inside layers and after the last."""
+        if self.depth or len(self.entered) >= len(self.structure.stacks):
+            return None
+        return self.structure.next_stack(self.entered)
+
+    def _embed(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        ids, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
+        part = self.structure.embeddings.get(id(weight))
+        args, kwargs, _ = _without_parameters(args, kwargs)
+        value: Tensor = func(*args, **kwargs)
+        if self.depth or (self.structure.stacks and self.stage is None):
+            return value
+        stack = self.structure.name(self.structure.stack_of(weight, self.entered))
+        rows_first = ids.dim() == 2 and ids.shape[0] in (1, self.rows)
+        if part is None or not torch.is_grad_enabled():
+            return value
+        if not rows_first and self.rows > 1:
+            return value  # a constant; its share is counted where it is added, for each row
+        if value.dim() == 3 and value.shape[0] == 1:
+            value = value.expand(self.rows, -1, -1)
+        return self.source(stack, part, value)
+
+    def source(self, stack: str, part: str, value: Tensor) -> Tensor:
+        """Make a value a source, and return it as a state."""
+        leaf = value.detach().clone().requires_grad_()
+        self.sources.append(Source(stack, part, leaf))
+        self.dtypes.add(leaf.dtype)
+        state = leaf.clone()  # a leaf itself could not be changed in place
+        if self.components is None:
+            return state
+        return forward_ad.make_dual(state, self.components(self.sources[-1]))
+
+    def count(self, state: Tensor, constant: Any, part: str = "position") -> None:
+        """Count the share of a constant that is a summand of a state."""
+        if not self.ledger.counting or (not isinstance(constant, Tensor) and constant == 0):
+            return
+        stack = self.stage
+        if (
+            stack is not None
+            and isinstance(constant, Tensor)
+            and constant.dim() >= 2
+            and state.dim() == 3
+            and constant.shape[-2:] == state.shape[-2:]
+        ):
+            self.ledger.count_positions(state, constant, (self.structure.name(stack), part))
+        else:
+            self.ledger.count(state, constant, self.cut)
+
+    def _sum(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        value: Tensor = func(*args, **kwargs)
+        first, second = args[0], args[1] if len(args) > 1 else kwargs["other"]
+        alpha = kwargs.get("alpha", 1)
+        signs = {"add": (1, alpha), "__rsub__": (-1, 1), "rsub": (-alpha, 1)}
+        for summand, sign in zip(
+            (first, second), signs.get(func.__name__, (1, -alpha)), strict=True
+        ):
+            if not _is_state(summand):
+                self.count(value, summand if sign == 1 else sign * summand)
+        return value
+
+    def _fill(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
+        """Count what a function gives where all states are zero."""
+        constant = None
+        if self.ledger.counting:
+            with torch.no_grad():
+                zeros = [_map(argument, _zero) for argument in args]
+                if func.__name__ in ("__setitem__", "copy_") and not _is_state(args[0]):
+                    zeros[0] = args[0].clone()
+                constant = func(*zeros, **{k: _map(v, _zero) for k, v in kwargs.items()})
+                constant = zeros[0] if constant is None else constant
+        value = func(*args, **kwargs)
+        if constant is not None and bool((constant != 0).any()):
+            self.count(args[0] if value is None else value, constant, part="word")
+        return value
+
+    def _linear(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        bias = args[2] if len(args) > 2 else kwargs.get("bias")
+        if _is_state(args[1]):
+            return self._unknown(func, args, kwargs)
+        value: Tensor = func(*args, **kwargs)
+        if bias is not None:
+            behind = functions.CONVOLUTIONS.get(func.__name__, 0)
+            self.count(value, bias.view(-1, *[1] * behind) if behind else bias)
+        return value
+
+    def _biased_product(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        names = [name for name in kwargs if name not in ("alpha", "beta", "out_dtype")]
+        args = (*args, *(kwargs.pop(name) for name in names))
+        if sum(map(_is_state, args[1:])) == 2:
+            product = torch.matmul if args[1].dim() > 2 else torch.mm
+            with self:
+                return kwargs.get("beta", 1) * args[0] + kwargs.get("alpha", 1) * product(*args[1:])
+        value: Tensor = func(*args, **kwargs)
+        if not _is_state(args[0]):
+            self.count(value, kwargs.get("beta", 1) * args[0])
+        return value
+
+    def _batch_norm(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        value: Tensor = func(*args, **kwargs)
+        zeros = torch.zeros_like(args[0][:1])
+        self.count(value, func(zeros, *args[1:], **kwargs))
+        return value
+
+    # ---- elementwise functions
+
+    def _activation(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        kwargs.pop("inplace", None)
+        rest = tuple(argument for argument in args[1:] if not isinstance(argument, bool))
+
+        def function(u: Tensor) -> Tensor:
+            value: Tensor = func(u, *rest, **kwargs)
+            return value
+
+        known = (func.__name__, repr(rest), repr(kwargs))
+        return self.activate(function, args[0], known)
+
+    def activate(
+        self,
+        function: Callable[[Tensor], Tensor],
+        u: Tensor,
+        known: Any,
+        value: Tensor | None = None,
+    ) -> Tensor:
+        """Return g(u), an elementwise function of a state, by the rule for activations."""
+        if self.rules.activation == "tangent":
+            return self._tangent(function, (u,))
+        if self.rules.activation == "secant":
+            return SecantSlope(function, value)(u)
+        origin = self._origins.get(known)
+        if origin is None:
+            origin = self._origins[known] = Origin.of(function)
+        output = Slope(function, origin, value)(u)
+        self.count(output, origin.value)
+        _mark(output, _Gate(function, origin, u.detach()))
+        return output
+
+    def _power(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        exponent = args[1] if len(args) > 1 else kwargs["exponent"]
+        if not _is_state(args[0]) or isinstance(exponent, Tensor):
+            return self._scale(func, args, kwargs)
+        if exponent == 1:
+            return func(*args, **kwargs)
+        if exponent > 0 and exponent == int(exponent):
+            return self._activation(func, args, kwargs)
+        return self._scale(func, args, kwargs)
+
+    def _scale(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        """Hold an elementwise function, which scales or gates other states."""
+        if self.rules.norm == "held":
+            held: Tensor = _held(func, args, kwargs)
+            return _mark(held, _Gate())
+        if self.rules.softmax == "secant":
+            return SecantSlope(lambda u: func(u, *args[1:], **kwargs))(args[0])
+        return self._tangent(lambda u: func(u, *args[1:], **kwargs), (args[0],))
+
+    def _tangent(
+        self,
+        function: Callable[..., Tensor],
+        states: Sequence[Tensor],
+        parts: Sequence[float] | None = None,
+    ) -> Tensor:
+        cut = self.cut
+
+        def report(products: list[Tensor]) -> None:
+            self.ledger.add(cut, products)
+
+        return Tangent(function, parts or [1.0] * len(states), report)(*states)
+
+    # ---- products
+
+    def _product(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        value = self._multiply(func, args, kwargs)
+        weights = getattr(args[0], "_normscope_weights", False) and value.dim() >= 3
+        if self.tracer is not None and weights and func.__name__ in ("matmul", "bmm"):
+            self.tracer.attention(value, args[1], alpha=args[0].detach())
+        return value
+
+    def _multiply(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        places = [place for place, argument in enumerate(args) if _is_state(argument)]
+        if len(places) == 1 and isinstance(args[places[0]], Tensor):
+            value: Tensor = func(*args, **kwargs)
+            gates = [argument for argument in args if _gate(argument)]
+            return _mark(value, _Gate()) if gates and gates[0] is not args[places[0]] else value
+        if len(places) != 2:
+            return self._unknown(func, args, kwargs)
+        first, second = (args[place] for place in places)
+
+        def product(a: Tensor, b: Tensor) -> Tensor:
+            arguments = list(args)
+            arguments[places[0]], arguments[places[1]] = a, b
+            result: Tensor = func(*arguments, **kwargs)
+            return result
+
+        rule = self.rules.product
+        if rule == "tangent":
+            return self._tangent(product, (first, second))
+        if rule == "midpoint":
+            return Midpoint(product)(first, second)
+        if func.__name__ in functions.ELEMENTWISE_PRODUCTS:
+            return ElementwiseProduct(product, self._gate_parts(first, second))(first, second)
+        return Bilinear(product)(first, second)
+
+    def _gate_parts(self, first: Tensor, second: Tensor) -> tuple[Any, Any]:
+        """Return the parts of both factors; one of them may have come out of an activation."""
+        rule, gate = self.rules.product, _gate(first) or _gate(second)
+        if rule == "half" or gate is None:
+            return 0.5, 0.5
+        if rule == "ig":
+            if gate.function is None or gate.origin is None or gate.point is None:
+                return 0.5, 0.5
+            kept = path_parts(gate.function, gate.origin, gate.point).to(first.dtype)
+            parts: tuple[Any, Any] = (1 - kept, kept)
+        else:
+            parts = (0.0, 1.0) if rule == "gate" else (1.0, 0.0)
+        return parts if _gate(first) else parts[::-1]
+
+    def _quotient(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        first, second = args[0], args[1] if len(args) > 1 else kwargs["other"]
+        if func.__name__.startswith("__r"):
+            first, second = second, first
+        if not _is_state(second):
+            return func(*args, **kwargs)
+        if self.rules.norm == "held":
+            held: Tensor = torch.div(first, second.detach())
+            return held
+        if not _is_state(first):
+            with self:
+                return torch.reciprocal(second) * first
+        if self.rules.norm == "secant":
+            return SecantQuotient(torch.div)(first, second)
+        return self._tangent(torch.div, (first, second))
+
+    # ---- softmax, norms, attention
+
+    def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        def softmax(scores: Tensor) -> Tensor:
+            value: Tensor = func(scores, *args[1:], **kwargs)
+            return value
+
+        if self.rules.softmax == "held":
+            alpha: Tensor = _held(func, args, kwargs)
+        elif self.rules.softmax == "secant":
+            dim = kwargs["dim"] if "dim" in kwargs else args[1]
+            alpha = SecantSoftmax(softmax, dim)(args[0])
+        else:
+            alpha = self._tangent(softmax, (args[0],))
+        if alpha.requires_grad:
+            self.dtypes.add(alpha.dtype)
+        alpha._normscope_weights = True  # type: ignore[attr-defined]
+        return alpha
+
+    def _statistic(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
+        """Hold a function of many entries; where it is not held, take it apart."""
+        name = func.__name__
+        if self.rules.norm == "held" and not (name == "logsumexp" and self.rules.softmax != "held"):
+            return _held(func, args, kwargs)
+        if self.rules.norm != "secant":
+            return self._tangent(lambda x: func(x, *args[1:], **kwargs), (args[0],))
+        if name == "logsumexp":
+            dim = kwargs["dim"] if "dim" in kwargs else args[1]
+            keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
+            return SecantLogSumExp(lambda x: func(x, *args[1:], **kwargs), dim, keepdim)(args[0])
+        if name in _COMPOSITE_SCALES:
+            with self:
+                return _COMPOSITE_SCALES[name](*args, **kwargs)
+        return self._unknown(func, args, kwargs)
+
+    def _norm(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        x, norm = args[0], _NormCall.of(func, args, kwargs)
+        if self.rules.norm == "tangent":
+            return self._tangent(norm.function, (x,))
+        kind = SecantNorm if self.rules.norm == "secant" else HeldNorm
+        value = kind(norm.function, norm.scale, norm.grouped, norm.eps, norm.centred)(x)
+        if norm.bias is not None:
+            self.count(value, norm.bias)
+        return value
+
+    def _attention(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        q, k, v = (given.pop(name) for name in names[:3])
+
+        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            value: Tensor = func(q, k, v, **given)
+            return value
+
+        call = Call(given.get("attn_mask"), given.get("is_causal", False), given.get("scale"))
+        if self.rules.difference:
+            context = SecantAttention(attention, call)(q, k, v)
+        elif self.rules.attention == (0, 0, 1):
+            held = attention if self.components is None else HeldAttention(attention, call)
+            context = held(q.detach(), k.detach(), v)
+        else:
+            context = self._tangent(attention, (q, k, v), self.rules.attention)
+        if self.tracer is not None:
+            self.tracer.attention(context, v, scores=(q.detach(), k.detach(), call))
+        return context
+
+    # ---- functions made of others
+
+    def _composite(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
+        with self:
+            return _COMPOSITES[func.__name__](*args, **kwargs)
+
+
+def _is_state(argument: Any) -> bool:
+    if isinstance(argument, Tensor):
+        return argument.requires_grad
+    return isinstance(argument, list | tuple) and any(map(_is_state, argument))
+
+
+def _map(argument: Any, function: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to a tensor, or to the tensors of a list."""
+    if isinstance(argument, Tensor):
+        return function(argument)
+    if isinstance(argument, list | tuple) and any(isinstance(a, Tensor) for a in argument):
+        return type(argument)(_map(a, function) for a in argument)
+    return argument
+
+
+def _zero(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.requires_grad else tensor
+
+
+def _held(func: Any, args: Arguments, kwargs: Keywords) -> Any:
+    """Compute a value as a constant, without components either."""
+    args = tuple(_map(argument, Tensor.detach) for argument in args)
+    return func(*args, **{name: _map(a, Tensor.detach) for name, a in kwargs.items()})
+
+
+def _without_parameters(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords, bool]:
+    """Detach parameters, and tell whether a state is among the arguments."""
+    states = False
+
+    def look(tensor: Tensor) -> Tensor:
+        nonlocal states
+        if not tensor.requires_grad:
+            return tensor
+        if tensor.is_leaf:
+            return tensor.detach()
+        states = True
+        return tensor
+
+    args = tuple(_map(argument, look) for argument in args)
+    return args, {name: _map(argument, look) for name, argument in kwargs.items()}, states
+
+
+def _carry_weights(args: Arguments, value: Any) -> Any:
+    """Note that a value is attention weights still, after a cast, a view or dropout."""
+    if args and getattr(args[0], "_normscope_weights", False) and isinstance(value, Tensor):
+        value._normscope_weights = True  # type: ignore[attr-defined]
+    return value
+
+
+def _mark(tensor: Tensor, gate: _Gate) -> Tensor:
+    """Note that a tensor came out of an activation."""
+    tensor._normscope_gate = gate  # type: ignore[attr-defined]
+    return tensor
+
+
+def _gate(tensor: Any) -> _Gate | None:
+    return getattr(tensor, "_normscope_gate", None)
+
+
+@dataclass(frozen=True)
+class _NormCall:
+    """A call of one of torch's norms."""
+
+    function: Callable[[Tensor], Tensor]
+    scale: Tensor | None
+    bias: Tensor | None
+    grouped: Callable[[Tensor], Tensor]
+    eps: float
+    centred: bool
+
+    @classmethod
+    def of(cls, func: Any, args: Arguments, kwargs: Keywords) -> _NormCall:
+        name = func.__name__
+        names = {
+            "layer_norm": ("normalized_shape", "weight", "bias", "eps"),
+            "rms_norm": ("normalized_shape", "weight", "eps"),
+            "group_norm": ("num_groups", "weight", "bias", "eps"),
+        }[name]
+        given = {**dict(zip(names, args[1:], strict=False)), **kwargs}
+        scale, bias, eps = given.get("weight"), given.get("bias"), given.get("eps")
+        if name == "group_norm":
+            groups, behind = given["num_groups"], args[0].dim() - 2
+            scale = scale if scale is None else scale.view(-1, *[1] * behind)
+            bias = bias if bias is None else bias.view(-1, *[1] * behind)
+
+            def grouped(x: Tensor) -> Tensor:
+                return x.reshape(x.shape[0], groups, -1)
+
+        else:
+            size = given["normalized_shape"]
+            sizes = (size,) if isinstance(size, int) else tuple(size)
+
+            def grouped(x: Tensor) -> Tensor:
+                return x.reshape(*x.shape[: x.dim() - len(sizes)], -1)
+
+        if eps is None:
+            eps = torch.finfo(args[0].dtype).eps if name == "rms_norm" else 1e-5
+        return cls(
+            lambda x: func(x, *args[1:], **kwargs), scale, bias, grouped, eps, name != "rms_norm"
+        )
+
+
+# ---- functions made of others, taken apart; they run in the mode
+
+
+def _variance(x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Tensor:
+    correction = int(correction) if isinstance(correction, bool) else correction
+    dims = tuple(range(x.dim())) if dim is None else dim
+    sizes = [x.shape[d] for d in ((dims,) if isinstance(dims, int) else dims)]
+    count = functools.reduce(lambda a, b: a * b, sizes, 1)
+    centred = x - x.mean(dims, keepdim=True)
+    return centred.square().sum(dims, keepdim=keepdim) / (count - correction)
+
+
+def _vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Tensor:
+    if ord not in (2, 2.0, "fro", None):
+        raise UnsupportedModelError(f"a norm of order {ord} of states has no rule")
+    dims = tuple(range(x.dim())) if dim is None else dim
+    return x.square().sum(dims, keepdim=keepdim).sqrt()
+
+
+_COMPOSITE_SCALES: dict[str, Callable[..., Any]] = {
+    "var": _variance,
+    "std": lambda *args, **kwargs: _variance(*args, **kwargs).sqrt(),
+    "norm": lambda x, p=2, dim=None, keepdim=False, **_: _vector_norm(x, p, dim, keepdim),
+    "linalg_vector_norm": _vector_norm,
+    "vector_norm": _vector_norm,
+}
+
+
+def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Tensor:
+    return x / x.norm(p, dim, True).clamp_min(eps)
+
+
+def _cosine(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    product = (a * b).sum(dim)
+    return product / (a.norm(2, dim).clamp_min(eps) * b.norm(2, dim).clamp_min(eps))
+
+
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    first, second = x.chunk(2, dim)
+    return first * torch.sigmoid(second)
+
+
+def _log_softmax(x: Tensor, dim: int, *_: Any, dtype: torch.dtype | None = None) -> Tensor:
+    x = x if dtype is None else x.to(dtype)
+    return x - torch.logsumexp(x, dim, keepdim=True)
+
+
+def _multi_head(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    size: int,
+    heads: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    *rest: Any,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Compute nn.MultiheadAttention, whose inputs are (position, row, hidden)."""
+    bias_k, bias_v, add_zero, _, out_weight, out_bias = rest[:6]
+    if bias_k is not None or bias_v is not None or add_zero or weight is None:
+        raise UnsupportedModelError("nn.MultiheadAttention with extra keys has no rule")
+    projected = [
+        functional.linear(x, w, b)
+        for x, w, b in zip(
+            (query, key, value),
+            weight.chunk(3),
+            (None,) * 3 if bias is None else bias.chunk(3),
+            strict=True,
+        )
+    ]
+    batch = query.shape[1]
+    q, k, v = (x.reshape(x.shape[0], batch, heads, -1).permute(1, 2, 0, 3) for x in projected)
+    mask = options.get("attn_mask")
+    padding = options.get("key_padding_mask")
+    if padding is not None:
+        hidden = padding[:, None, None, :]
+        if hidden.dtype == torch.bool:
+            hidden = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -torch.inf)
+        mask = hidden if mask is None else hidden + mask
+    elif mask is not None and mask.dtype == torch.bool:
+        mask = ~mask
+    context = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    context = context.permute(2, 0, 1, 3).reshape(query.shape[0], batch, size)
+    return functional.linear(context, out_weight, out_bias), None
+
+
+_COMPOSITES: dict[str, Callable[..., Any]] = {
+    "normalize": _normalize,
+    "cosine_similarity": _cosine,
+    "glu": _glu,
+    "log_softmax": _log_softmax,
+    "multi_head_attention_forward": _multi_head,
+}
+
+
+@functools.cache
+def _handlers() -> Mapping[str, Callable[..., Any]]:
+    """Return the method that replaces each function."""
+    kinds: list[tuple[Any, Callable[..., Any]]] = [
+        (functions.SUMS, Network._sum),
+        (functions.PRODUCTS, Network._product),
+        (functions.QUOTIENTS, Network._quotient),
+        (functions.FILLS, Network._fill),
+        (functions.CONVOLUTIONS, Network._linear),
+        (functions.BIASED_PRODUCTS, Network._biased_product),
+        (functions.ACTIVATIONS, Network._activation),
+        (functions.SCALES, Network._scale),
+        (functions.SOFTMAX, Network._softmax),
+        (functions.STATISTICS, Network._statistic),
+        (functions.NORMS, Network._norm),
+        (_COMPOSITES, Network._composite),
+        (("linear",), Network._linear),
+        (("batch_norm",), Network._batch_norm),
+        (("pow",), Network._power),
+        (("scaled_dot_product_attention",), Network._attention),
+    ]
+    return {name: handler for names, handler in kinds for name in names}

@@ -1,0 +1,420 @@
+"""Shares inside a model: of the states at every cut, of heads and feed-forwards, of single edges.
+
+The network is linear, so at every cut between two layers the shares of the states, ⟨x, g⟩, and of
+the biases above it add up to the output. A head's share is ⟨Σ_j α f(x_j), g⟩, and that of one edge
+⟨α f(x_j), g⟩ = α ⟨v_j, ḡ⟩, where ḡ is the cotangent of the head's context vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from normscope.attribution.attention import Call, blocks, repeated
+from normscope.attribution.operators import inner
+from normscope.errors import InputError, UnsupportedModelError
+from normscope.models.layouts import Experts, layout_of, part
+
+if TYPE_CHECKING:
+    from normscope.attribution.network import Network
+
+
+@dataclass(frozen=True)
+class CutShares:
+    """The shares of all states at one cut.
+
+    Attributes:
+        stack: the stack that the cut goes through.
+        layer: the layer that the states enter; the number of layers after the last.
+        shares: by stack, (row, step, position).
+        bias: (row, step), of the constants above the cut.
+        error: (row, step), the relative gap.
+    """
+
+    stack: str
+    layer: int
+    shares: dict[str, np.ndarray]
+    bias: np.ndarray
+    error: np.ndarray
+
+
+@dataclass(frozen=True)
+class LayerShares:
+    """The shares of the parts of one layer.
+
+    Attributes:
+        stack: the stack of the layer.
+        layer: its number in the stack.
+        heads: (row, step, head); heads of cross-attention follow those of self-attention.
+        heads_error: (row, step), the gap to the share of the attention's output.
+        feed_forward: (row, step, position), or None if it is not known which module it is.
+        feed_forward_error: (row, step), the gap between its hidden and its output vectors.
+    """
+
+    stack: str
+    layer: int
+    heads: np.ndarray
+    heads_error: np.ndarray | None
+    feed_forward: np.ndarray | None
+    feed_forward_error: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """What happened inside the model, for all rows of a batch."""
+
+    cuts: list[CutShares]
+    layers: list[LayerShares]
+    attentions: list[list[EdgeFactors]]  # by layer: self-attention, cross-attention
+
+    def edges(self, row: int, layer: int, step: int = 0) -> np.ndarray:
+        """Return (head, query, key): the share of each edge of a layer's attention."""
+        calls = self._calls(layer)
+        return np.concatenate([call.whole(row, step) for call in calls])
+
+    def top_edges(
+        self, row: int, layer: int, count: int, step: int = 0
+    ) -> list[tuple[int, int, int, float]]:
+        """Return the largest edges by size, as (head, query, key, share)."""
+        first, edges = 0, []
+        for call in self._calls(layer):
+            edges += [(h + first, q, k, s) for h, q, k, s in call.largest(row, step, count)]
+            first += call.heads
+        return sorted(edges, key=lambda edge: -abs(edge[3]))[:count]
+
+    def _calls(self, layer: int) -> list[EdgeFactors]:
+        if not 0 <= layer < len(self.attentions):
+            raise InputError(f"there is no layer {layer}: layers go to {len(self.attentions) - 1}")
+        return self.attentions[layer]
+
+
+@dataclass(eq=False)
+class EdgeFactors:
+    """One attention call: its weights (or what they are computed from), values and cotangents."""
+
+    values: Tensor
+    context: Tensor  # (row, head, query, size), or rows and heads in one
+    rows: int
+    pairs: bool
+    alpha: Tensor | None = None
+    scores: tuple[Tensor, Tensor, Call] | None = None
+    cotangents: dict[int, Tensor] = field(default_factory=dict)  # by step
+
+    @property
+    def heads(self) -> int:
+        """The number of heads."""
+        return self._of_row(self.context, 0).shape[0]
+
+    def shares(self, step: int) -> Tensor:
+        """Return the share of each head, (row, head)."""
+        g = self.cotangents[step].reshape(self.rows, -1, *self.context.shape[-2:])
+        context = self.context.reshape(g.shape)
+        if self.pairs:
+            half = self.rows // 2
+            context, g = context[:half].double() - context[half:].double(), g[:half]
+        return inner(context, g).sum((-1, -2))
+
+    def _weights(self, row: int, queries: slice) -> Tensor:
+        if self.alpha is not None:
+            return self._of_row(self.alpha, row)[:, queries].double()
+        assert self.scores is not None
+        q, k, call = self.scores
+        at = slice(row, row + 1)
+        if call.mask is not None and call.mask.shape[0] > 1:
+            call = Call(call.mask[at], call.causal, call.scale)
+        scores = call.scores(q[at], repeated(k[at], q.shape[1]), queries)
+        return torch.softmax(scores.double(), -1).nan_to_num(0.0)[0]
+
+    def _of_row(self, tensor: Tensor, row: int) -> Tensor:
+        return tensor.reshape(self.rows, -1, *tensor.shape[-2:])[row]
+
+    def _block(self, row: int, step: int, queries: slice) -> Tensor:
+        """Return the edges of some queries, (head, query, key)."""
+        g = self._of_row(self.cotangents[step], row)[:, queries].double()
+        values = repeated(self._of_row(self.values, row)[None], self.heads)[0].double()
+        if not self.pairs:
+            return self._weights(row, queries) * (g @ values.mT)
+        other = row + self.rows // 2
+        start = repeated(self._of_row(self.values, other)[None], self.heads)[0].double()
+        mean = (self._weights(row, queries) + self._weights(other, queries)) / 2
+        step_alpha = self._weights(row, queries) - self._weights(other, queries)
+        return mean * (g @ (values - start).mT) + step_alpha * (g @ ((values + start) / 2).mT)
+
+    def whole(self, row: int, step: int) -> np.ndarray:
+        """Return all edges, (head, query, key)."""
+        return self._block(row, step, slice(None)).cpu().numpy()
+
+    def largest(self, row: int, step: int, count: int) -> list[tuple[int, int, int, float]]:
+        """Return the largest edges by size; no array of all queries and keys is built."""
+        best: list[tuple[int, int, int, float]] = []
+        for queries in blocks(self._of_row(self.context, row), self._of_row(self.values, row)):
+            block = self._block(row, step, queries)
+            top = block.abs().flatten().topk(min(count, block.numel())).indices
+            places = torch.stack(torch.unravel_index(top, block.shape), 1).tolist()
+            values = block.flatten()[top].tolist()
+            best += [
+                (h, q + (queries.start or 0), k, value)
+                for (h, q, k), value in zip(places, values, strict=True)
+            ]
+        return sorted(best, key=lambda edge: -abs(edge[3]))[:count]
+
+
+@dataclass(eq=False)
+class _Watched:
+    """A state whose share is read in every backward pass."""
+
+    stack: str
+    layer: int
+    kind: str
+    shares: dict[int, Tensor] = field(default_factory=dict)  # step -> (row, position)
+
+
+class Tracer:
+    """Watches the layers of a network, and reads the shares of their states.
+
+    Attributes:
+        step: the backward pass that runs.
+    """
+
+    def __init__(self, network: Network, model: nn.Module) -> None:
+        self.network, self.step = network, 0
+        self._watched: list[_Watched] = []
+        self._calls: list[list[EdgeFactors]] = []
+        self._order: list[tuple[str, int]] = []  # (stack, layer in it), as they ran
+        self._last: dict[str, tuple[int, Tensor]] = {}
+        self._parts = _parts_of_layers(network, model)
+
+    # ---- forward
+
+    def enter_layer(
+        self, stack: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Watch the states that enter a layer: its own, and the encoder's that it reads."""
+        name = self.network.structure.name(stack)
+        layer = sum(1 for other, _ in self._order if other == name)
+        self._order.append((name, layer))
+        self._calls.append([])
+        kinds = iter(["state"])
+
+        def watched(argument: Any) -> Any:
+            if not (
+                isinstance(argument, Tensor) and argument.requires_grad and argument.dim() == 3
+            ):
+                return argument
+            alias = argument.view_as(argument)
+            self._watch(alias, _Watched(name, layer, next(kinds, "memory")))
+            return alias
+
+        first = "hidden_states"
+        if first in kwargs:
+            kwargs = {first: kwargs[first], **kwargs}
+        args = tuple(map(watched, args))
+        return args, {key: watched(argument) for key, argument in kwargs.items()}
+
+    def leave_layer(self, output: Any) -> None:
+        """Remember the states that leave a layer; those of the last layer are watched."""
+        state = output[0] if isinstance(output, tuple | list) else output
+        if isinstance(state, Tensor) and state.requires_grad:
+            name, layer = self._order[-1]
+            self._last[name] = layer + 1, state
+
+    def attention(self, context: Tensor, values: Tensor, **weights: Any) -> None:
+        """Watch a context vector, the output of an attention before its output projection."""
+        if not self._calls or not self.network.depth or not context.requires_grad:
+            return
+        factors = EdgeFactors(
+            values.detach(),
+            context.detach(),
+            self.network.rows,
+            self.network.rules.difference,
+            **weights,
+        )
+        self._calls[-1].append(factors)
+
+        def read(g: Tensor) -> None:
+            before = factors.cotangents.get(self.step)
+            factors.cotangents[self.step] = g if before is None else before + g
+
+        context.register_hook(read)
+
+    def _watch(self, state: Tensor, watched: _Watched, value: Tensor | None = None) -> None:
+        self._watched.append(watched)
+        value = state.detach() if value is None else value
+
+        def read(g: Tensor) -> None:
+            values, half = value, len(value) // 2
+            if self.network.rules.difference:
+                values, g = values[:half].double() - values[half:].double(), g[:half]
+            products = inner(values, g).sum(-1)
+            before = watched.shares.get(self.step)
+            watched.shares[self.step] = products if before is None else before + products
+
+        state.register_hook(read)
+
+    def hooks(self) -> list[Any]:
+        """Watch what the parts of layers read and write, by hooks on the model's modules."""
+        return [
+            module.register_forward_hook(partial(self._part_ran, kind))
+            for module, kind in self._parts.items()
+        ]
+
+    def _part_ran(self, kind: str, module: nn.Module, args: Any, output: Any) -> None:
+        state = output[0] if isinstance(output, tuple) else output
+        if not self.network.active or not self.network.depth or not isinstance(state, Tensor):
+            return
+        with torch._C.DisableTorchFunction():
+            if not state.requires_grad or not torch.is_grad_enabled():
+                return
+            place, value = self._order[-1], state.detach()
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, Tensor) and bias.shape == value.shape[-1:]:
+                value = value - bias.detach()
+            self._watch(state, _Watched(*place, f"{kind}_linear"), value)
+            self._watch(state, _Watched(*place, kind))
+            if args and isinstance(args[0], Tensor) and args[0].requires_grad:
+                self._watch(args[0], _Watched(*place, f"{kind}_input"))
+
+    def finish_forward(self) -> None:
+        """Watch the states that left the last layers."""
+        for name, (layer, state) in self._last.items():
+            self._watch(state, _Watched(name, layer, "state"))
+
+    def forget(self, step: int) -> None:
+        """Forget a backward pass that is run again."""
+        for watched in self._watched:
+            watched.shares.pop(step, None)
+        for factors in (factors for calls in self._calls for factors in calls):
+            factors.cotangents.pop(step, None)
+
+    # ---- after the backward passes
+
+    def result(
+        self, values: Tensor, sources: dict[str, Tensor], biases: list[dict[int, Tensor]]
+    ) -> Trace:
+        """Return everything that was read.
+
+        Args:
+            values: (row, step).
+            sources: the shares of each stack's sources, (row, step, position).
+            biases: for every step the share of the constants that enter at each cut.
+        """
+        steps = len(biases)
+        cuts = [
+            self._cut(watched, values, sources, biases)
+            for watched in sorted(self._watched, key=self._place)
+            if watched.kind == "state" and watched.shares
+        ]
+        layers = [self._layer(at, steps) for at in range(len(self._order))]
+        return Trace(cuts, layers, self._calls)
+
+    def _place(self, watched: _Watched) -> tuple[int, int]:
+        stacks = list(dict.fromkeys(name for name, _ in self._order))
+        return stacks.index(watched.stack), watched.layer
+
+    def _stacked(self, watched: _Watched, steps: int, rows: int) -> Tensor:
+        """Return the shares of a state, (row, step, position)."""
+        known = next(iter(watched.shares.values()))
+        missing = torch.zeros_like(known)
+        by_step = [watched.shares.get(step, missing) for step in range(steps)]
+        return torch.stack([shares.reshape(rows, -1) for shares in by_step], 1)
+
+    def _cut(
+        self,
+        cut: _Watched,
+        values: Tensor,
+        sources: dict[str, Tensor],
+        biases: list[dict[int, Tensor]],
+    ) -> CutShares:
+        rows, steps = values.shape
+        place = self._place(cut)
+        ran = [self._place(_Watched(*layer, "")) for layer in self._order]
+        # The number that constants have which enter above this cut.
+        above = 2 * sum(1 for other in ran if other < place) + (place in ran)
+        shares = {cut.stack: self._stacked(cut, steps, rows)}
+        for watched in self._watched:
+            above_cut = watched.stack == cut.stack and watched.layer >= cut.layer
+            if watched.kind == "memory" and above_cut and watched.shares:
+                read = self._stacked(watched, steps, rows)
+                shares["encoder"] = shares["encoder"] + read if "encoder" in shares else read
+        later = [name for name, _ in self._order if self._place(_Watched(name, 0, "")) > place]
+        for name in dict.fromkeys(later):
+            if name != cut.stack and name in sources:
+                shares[name] = sources[name]
+        bias = torch.stack(
+            [
+                sum(
+                    (share for at, share in step.items() if at >= above),
+                    torch.zeros(rows, dtype=torch.float64, device=values.device),
+                )
+                for step in biases
+            ],
+            1,
+        )
+        total = sum((s.sum(-1) for s in shares.values()), bias)
+        size = sum((s.abs().sum(-1) for s in shares.values()), bias.abs())
+        error = (values - total).abs() / torch.where(size > 0, size, 1)
+        arrays = {name: s.cpu().numpy() for name, s in shares.items()}
+        return CutShares(cut.stack, cut.layer, arrays, bias.cpu().numpy(), error.cpu().numpy())
+
+    def _layer(self, at: int, steps: int) -> LayerShares:
+        name, layer = self._order[at]
+        parts: dict[str, list[Tensor]] = {}
+        rows = self.network.rows // 2 if self.network.rules.difference else self.network.rows
+        for watched in self._watched:
+            if (watched.stack, watched.layer) == (name, layer) and watched.shares:
+                shares = self._stacked(watched, steps, rows)
+                parts.setdefault(watched.kind, []).append(shares)
+        calls = [call for call in self._calls[at] if call.cotangents]
+        heads = (
+            torch.cat(
+                [torch.stack([call.shares(step) for step in range(steps)], 1) for call in calls], -1
+            )
+            if calls
+            else torch.zeros(rows, steps, 0)
+        )
+        ff = parts.get("feed_forward", [])
+        return LayerShares(
+            name,
+            layer,
+            heads.cpu().numpy(),
+            _gap([heads], parts.get("attention_linear")),
+            ff[0].cpu().numpy() if len(ff) == 1 else None,
+            _gap(parts.get("feed_forward_input"), parts.get("feed_forward_linear")),
+        )
+
+
+def _gap(shares: list[Tensor] | None, whole: list[Tensor] | None) -> np.ndarray | None:
+    """Return the gap between two ways to compute the same total, (row, step)."""
+    if not shares or not whole:
+        return None
+    total = torch.stack([s.sum(-1) for s in shares]).sum(0)
+    size = torch.stack([s.abs().sum(-1) for s in shares]).sum(0)
+    expected = torch.stack([w.sum(-1) for w in whole]).sum(0)
+    gap = (total - expected).abs() / torch.where(size > 0, size, 1)
+    return gap.cpu().numpy()
+
+
+def _parts_of_layers(network: Network, model: nn.Module) -> dict[nn.Module, str]:
+    """Return the output projections of attentions and feed-forwards, where they are known."""
+    parts: dict[nn.Module, str] = {}
+    config = getattr(model, "config", None)
+    for layer in network.structure.layers:
+        for module in layer.modules():
+            try:
+                layout = layout_of(module, config)
+            except UnsupportedModelError:
+                continue
+            for attention in (layout.attention, layout.cross):
+                if attention is not None:
+                    parts[part(module, attention.output)] = "attention"
+            ff = layout.ff
+            parts[part(module, ff.module if isinstance(ff, Experts) else ff.second)] = (
+                "experts" if isinstance(ff, Experts) else "feed_forward"
+            )
+            break
+    return parts
