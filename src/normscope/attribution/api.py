@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 from normscope.attribution.answers import LogitValue, Terms
-from normscope.attribution.assembly import Labels, Segment, attribution
+from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.baselines import baseline_of
-from normscope.attribution.batches import Explained, Runner, Task
+from normscope.attribution.batches import ExplainedBatch, Runner, Task
 from normscope.attribution.heads import CHOICES, LABELS, SPANS, TOKEN_LABELS, WORDS, core, labels_of
 from normscope.attribution.labels import span_text
 from normscope.attribution.options import AttributionOptions, Question
 from normscope.attribution.questions import row_of
 from normscope.attribution.reading import Reader, is_chat, join_tokens, spoken
 from normscope.attribution.rows import AskedRow
+from normscope.attribution.tracing import Segment
 from normscope.errors import InputError
 from normscope.models.loading import resolve
 from normscope.results.attribution import Attribution
@@ -149,9 +150,7 @@ def gradients() -> Iterator[None]:
 
 
 def _resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tuple[nn.Module, Any]:
-    if model is None and not similar:
-        where["kind"] = "language"
-    model, tokenizer = resolve(model, tokenizer, **where)
+    model, tokenizer = resolve(model, tokenizer, kind="encoder" if similar else "language", **where)
     if tokenizer is None:
         raise InputError(
             "no tokenizer was given; use attribute(model, tokenizer, text), or give the model's "
@@ -258,7 +257,7 @@ class Explainer:
         return Task(row, method, baselines)
 
     def _result(
-        self, reader: Reader, runner: Runner, explained: Explained, at: int, task: Task
+        self, reader: Reader, runner: Runner, explained: ExplainedBatch, at: int, task: Task
     ) -> Attribution:
         row, value = task.row, explained.value
         steps = value.rows[at] if isinstance(value, LogitValue) else []

@@ -10,25 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.attribution.passes import RowShares, SourceShares
+from normscope.attribution.tracing import Segment, Shares, along_tokens, traced
 from normscope.results.attribution import Attribution
 from normscope.text.tokens import Tokens
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Some positions of a row's inputs: a text, a decoder's input, an image.
-
-    Attributes:
-        stack: the stack of layers that reads them, as the engine names it.
-        row: the row of the engine's arrays.
-        real: which positions of that row are real, not padding.
-    """
-
-    stack: str
-    row: int
-    real: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -70,9 +54,10 @@ def attribution(
     parts = [_parts(each.sources, segments, names, steps) for each in shares]
     values = np.stack([each.value[rows, :steps].sum(axis=0) for each in shares])
     bias = np.stack([each.bias[rows, :steps].sum(axis=0) for each in shares])
-    error = max(float(np.nan_to_num(each.error[rows, :steps]).max()) for each in shares)
+    error = max(float(each.error[rows, :steps].max()) for each in shares)
     scores = np.stack([each.sum(axis=1) for each in parts])  # (baseline, step, token)
     single = labels.explained is None
+    traces = [each.trace for each in shares if each.trace is not None]
 
     def shaped(array: NDArray[Any]) -> Any:
         return array[0] if single else array
@@ -90,6 +75,7 @@ def attribution(
         foil=labels.foil,
         settings=labels.settings,
         spread=shaped(scores.std(axis=0)) if len(shares) > 1 else None,
+        trace=traced(traces, rows, segments, labels, single) if traces else None,
         signature=labels.signature,
     )
 
@@ -105,14 +91,10 @@ def _parts(
     segments: Sequence[Segment],
     names: Sequence[str],
     steps: int,
-) -> Floats:
-    """Return the shares of a row as (step, part, token), without padding."""
-    along = []
-    for segment in segments:
-        array = np.zeros((steps, len(names), int(segment.real.sum())))
-        for source in sources:
-            if source.stack == segment.stack:
-                shares = source.shares[segment.row, :steps, : len(segment.real)]
-                array[:, names.index(source.part)] += shares[:, segment.real]
-        along.append(array)
-    return np.concatenate(along, axis=2)
+) -> Shares:
+    """Return the shares of an input as (step, part, token), without padding."""
+    parts: list[Shares] = []
+    for name in names:
+        by_stack = {source.stack: source.shares for source in sources if source.part == name}
+        parts.append(along_tokens(by_stack, segments, steps))
+    return np.stack(parts, axis=1)

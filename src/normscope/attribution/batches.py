@@ -49,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Explained:
+class ExplainedBatch:
     """The rows of one batch after the pass, with the shares for each baseline."""
 
     indices: list[int]
@@ -75,7 +75,7 @@ class Runner:
         self.alone = self.head == LABELS and configured is None
         self.padding = next((p for p in known if p is not None), 0)
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Explained]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[ExplainedBatch]:
         """Explain tasks in batches of similar lengths; yield each batch when it is done."""
         groups: dict[tuple[Any, ...], list[int]] = {}
         for at, task in enumerate(tasks):
@@ -86,7 +86,7 @@ class Runner:
             for batch in by_length(lengths, 0 if single else BATCH_TOKENS):
                 yield from self._fitting(tasks, [members[at] for at in batch])
 
-    def _fitting(self, tasks: Sequence[Task], indices: list[int]) -> Iterator[Explained]:
+    def _fitting(self, tasks: Sequence[Task], indices: list[int]) -> Iterator[ExplainedBatch]:
         """Explain a batch, or its halves if a GPU does not have the memory for it."""
         try:
             explained = self._explain([tasks[at] for at in indices], indices)
@@ -98,7 +98,7 @@ class Runner:
         for half in halves(indices, "these texts"):
             yield from self._fitting(tasks, half)
 
-    def _explain(self, tasks: list[Task], indices: list[int]) -> Explained:
+    def _explain(self, tasks: list[Task], indices: list[int]) -> ExplainedBatch:
         rows = [task.row for task in tasks]
         inputs, kept = self.inputs(rows)
         secant = tasks[0].method == SECANT
@@ -116,7 +116,7 @@ class Runner:
                 shares.append(
                     explain(self.model, real, value, rules, baseline_inputs=others, **how)
                 )
-        return Explained(indices, value, shares)
+        return ExplainedBatch(indices, value, shares)
 
     # ---- tensors
 

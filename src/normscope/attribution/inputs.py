@@ -20,7 +20,7 @@ from normscope.attribution.answers import (
     span_terms,
 )
 from normscope.attribution.api import check_model, gradients, signature_of
-from normscope.attribution.assembly import Labels, Segment, attribution
+from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.baselines import EMBEDDINGS, embedded
 from normscope.attribution.heads import (
     CAUSAL,
@@ -43,6 +43,7 @@ from normscope.attribution.passes import RowShares, explain
 from normscope.attribution.reading import join_tokens
 from normscope.attribution.rows import position_in
 from normscope.attribution.rules import rules_of
+from normscope.attribution.tracing import Segment
 from normscope.engine.batch import is_vision, named
 from normscope.engine.batches import out_of_memory
 from normscope.errors import InputError
