@@ -192,8 +192,9 @@ class _Setup:
                     stack.callback(handle.remove)
             if recompute:
                 stack.enter_context(recomputed(network))
+            given = self._given(network)  # sources are leaves, made before the mode sees functions
             stack.enter_context(network)
-            values = self.value(self.model(**self._given(network)))
+            values = self.value(self.model(**given))
         if network.tracer is not None:
             network.tracer.finish_forward()
         return values
@@ -252,7 +253,8 @@ class _Setup:
         rows = network.explained_rows
         own = own[:rows] - own[rows:] if self.rules.difference else own
         size = sum(np.abs(s.shares).sum(-1) for s in shares.sources) + np.abs(shares.bias)
-        return (np.abs(own.cpu().numpy() - shares.value) / size).max(1)
+        gap = np.abs(own.cpu().numpy() - shares.value)
+        return (gap / np.where(size > 0, size, 1)).max(1)
 
     def _replay_gap(self, shares: RowShares, network: Network) -> np.ndarray:
         """Push the component of one random position of every row forwards."""

@@ -30,12 +30,19 @@ class Signature:
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: Any, settings: Mapping[str, str], path: str = ""
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        settings: Mapping[str, str],
+        path: str | None = "",
+        *,
+        conventions: str = CONVENTIONS,
     ) -> None:
         self._model, self._tokenizer = weakref.ref(model), tokenizer
         named: Any = model
         self._known = identity(named)
         self._settings, self._path = dict(settings), path
+        self._conventions = conventions
         self._state = state_of(model)
         self._text: str | None = None
 
@@ -54,8 +61,8 @@ class Signature:
                 "weights": self._weights(),
                 "tokenizer": tokenizer_name(self._tokenizer),
                 **self._settings,
-                "path": self._path,
-                "conventions": CONVENTIONS,
+                **({} if self._path is None else {"path": self._path}),
+                "conventions": self._conventions,
                 **versions(),
             }
             self._text = "|".join(f"{key}:{value}" for key, value in fields.items())
