@@ -21,6 +21,10 @@ def cuts_add_up(result: Any) -> None:
     assert result.layer_error.values.max() < 1e-10
 
 
+def edges_of(result: Any, layer: int, **keywords: Any) -> Any:
+    return result.edges(layer, **keywords)
+
+
 def test_a_language_model() -> None:
     lm = language_model()
     result = normscope.attribute(lm, TOK, PROMPT, answer=" mat", foil=" house", trace=True)
@@ -30,10 +34,10 @@ def test_a_language_model() -> None:
     cuts_add_up(result)
     assert np.flatnonzero(result.layers.values[-1]).tolist() == [5]
     for layer in range(3):
-        edges = result.edges(layer)
+        edges = edges_of(result, layer)
         assert edges.shape == (4, 6, 6)
         np.testing.assert_allclose(edges.values.sum(axis=(1, 2)), result.heads.values[layer])
-        top = result.edges(layer, top=3)
+        top = edges_of(result, layer, top=3)
         assert top == result_of(edges, 3)
 
 
@@ -55,8 +59,8 @@ def test_a_batch_equals_one_at_a_time() -> None:
             np.testing.assert_allclose(
                 getattr(result, name).values, getattr(alone, name).values, atol=1e-11
             )
-        np.testing.assert_allclose(result.edges(1).values, alone.edges(1).values, atol=1e-11)
-        for ours, theirs in zip(result.edges(1, top=4), alone.edges(1, top=4), strict=True):
+        np.testing.assert_allclose(edges_of(result, 1).values, edges_of(alone, 1).values, atol=1e-11)
+        for ours, theirs in zip(edges_of(result, 1, top=4), edges_of(alone, 1, top=4), strict=True):
             assert ours == pytest.approx(theirs)
 
 
@@ -67,10 +71,10 @@ def test_steps_of_a_continuation() -> None:
     cuts_add_up(result)
     alone = normscope.attribute(lm, TOK, f"{PROMPT} mat", answer=" and", trace=True)
     np.testing.assert_allclose(result.layers.values[1, :, :7], alone.layers.values, atol=1e-11)
-    edges = result.edges(2, step=1)
-    np.testing.assert_allclose(edges.values[:, :7, :7], alone.edges(2).values, atol=1e-11)
+    edges = edges_of(result, 2, step=1)
+    np.testing.assert_allclose(edges.values[:, :7, :7], edges_of(alone, 2).values, atol=1e-11)
     with pytest.raises(InputError, match="step is None"):
-        result.edges(2)
+        edges_of(result, 2)
 
 
 def test_encoder_and_decoder() -> None:
@@ -81,13 +85,13 @@ def test_encoder_and_decoder() -> None:
     cuts_add_up(result)
     # Above the first cut of the decoder, the source acts through the encoder's states alone.
     assert not result.layers.values[0, -1, :source].any()
-    decoder = result.edges(4, step=3)  # the last layer: self-attention, then cross-attention
+    decoder = edges_of(result, 4, step=3)  # the last layer: self-attention, then cross-attention
     assert decoder.shape == (8, source + target, source + target)
     assert not decoder.values[:4, :, :source].any()
     assert not decoder.values[4:, :, source:].any()
     assert decoder.values[4:, source:, :source].any()
     np.testing.assert_allclose(decoder.values.sum(axis=(1, 2)), result.heads.values[3, 4])
-    encoder = result.edges(0, step=3)
+    encoder = edges_of(result, 0, step=3)
     assert encoder.values[:, :source, :source].any()
     assert not encoder.values[:, source:].any()
 
@@ -102,10 +106,10 @@ def test_baselines_are_averaged() -> None:
     for name in ("layers", "heads", "feed_forward"):
         mean = np.mean([getattr(result, name).values for result in each], axis=0)
         np.testing.assert_allclose(getattr(several, name).values, mean, atol=1e-12)
-    mean = np.mean([result.edges(1).values for result in each], axis=0)
-    edges = several.edges(1)
+    mean = np.mean([edges_of(result, 1).values for result in each], axis=0)
+    edges = edges_of(several, 1)
     np.testing.assert_allclose(edges.values, mean, atol=1e-12)
-    assert several.edges(1, top=2) == result_of(edges, 2)
+    assert edges_of(several, 1, top=2) == result_of(edges, 2)
 
 
 def test_choices() -> None:
@@ -114,6 +118,6 @@ def test_choices() -> None:
         model, TOK, "the cat", text_pair=["sat on it", "ran"], answer=1, foil=0, trace=True
     )
     cuts_add_up(result)
-    edges = result.edges(0)
+    edges = edges_of(result, 0)
     assert not edges.values[:, :8, 8:].any()  # choices do not see each other
     np.testing.assert_allclose(edges.values.sum(axis=(1, 2)), result.heads.values[0])
