@@ -21,7 +21,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from normscope.attribution import functions
-from normscope.attribution.attention import Call, HeldAttention, SecantAttention
+from normscope.attribution.attention import (
+    Call,
+    FusedAttention,
+    HeldAttention,
+    SecantAttention,
+    can_fuse,
+)
 from normscope.attribution.ledger import Ledger
 from normscope.attribution.operators import (
     Bilinear,
@@ -55,6 +61,14 @@ class Source:
     stack: str
     part: str
     leaf: Tensor
+
+
+@dataclass
+class _Coming:
+    """The stack that runs next, and the number of sources that were there before its own."""
+
+    stack: str
+    first_source: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,8 @@ class Network(TorchFunctionMode):
         self.cut = 0  # 2l + 1 inside the layer that ran l-th, 2l + 2 after it
         self.depth = 0
         self.layers_entered = 0
+        # Constants that are added before a stack belong to the one that runs next.
+        self._coming = _Coming(self.structure.name(self.structure.next_stack([])))
         self.tracer: Tracer | None = None
         # Components to push forwards: a function of the stack, the part and the source's value.
         self.components: Callable[[Source], Tensor] | None = None
@@ -165,7 +181,12 @@ class Network(TorchFunctionMode):
         """Note that a layer begins; the first input of a stack without a source becomes one."""
         if stack not in self.entered:
             self.entered.append(stack)
+            self._coming.stack = self.structure.name(stack)
+            following = self.structure.next_stack(self.entered)
+            self._coming = _Coming(self.structure.name(following), len(self.sources))
             args, kwargs = self._with_source(self.structure.name(stack), args, kwargs)
+        if self.rules.difference:
+            self._refuse_positions_first(args, kwargs)
         self.cut = 2 * self.layers_entered + 1
         self.layers_entered += 1
         self.depth += 1
@@ -185,6 +206,21 @@ class Network(TorchFunctionMode):
         if place is None:
             return args, {**kwargs, "hidden_states": state}
         return (*args[:place], state, *args[place + 1 :]), kwargs
+
+    def positions_first(self, state: Tensor) -> bool:
+        """Return whether a (row, position, hidden) state has its first two dimensions exchanged."""
+        if state.shape[0] != state.shape[1]:
+            return state.shape[0] != self.rows == state.shape[1]
+        return state.stride(0) < state.stride(1)
+
+    def _refuse_positions_first(self, args: Arguments, kwargs: Keywords) -> None:
+        states = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and _is_state(a)]
+        if any(state.dim() == 3 and self.positions_first(state) for state in states):
+            raise UnsupportedModelError(
+                f"the layers of {self.structure.kind} take positions before rows, so that the "
+                "input and its baseline cannot be told apart as rows of one batch; use "
+                'method="frozen", without a baseline'
+            )
 
     def leave_layer(self, output: Any) -> None:
         """Note that a layer has ended."""
@@ -263,7 +299,11 @@ class Network(TorchFunctionMode):
             and state.dim() == 3
             and constant.shape[-2:] == state.shape[-2:]
         ):
-            self.ledger.count_positions(state, constant, (self.structure.name(stack), part))
+            known = {source.part for source in self.sources[self._coming.first_source :]}
+            if part == "position" and "word" not in known:
+                part = "state"  # such as patches of an image, to which positions are added
+            coming = self._coming
+            self.ledger.count_positions(state, constant, lambda: (coming.stack, part))
         else:
             self.ledger.count(state, constant, self.cut)
 
@@ -282,7 +322,8 @@ class Network(TorchFunctionMode):
     def _fill(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Count what a function gives where all states are zero."""
         constant = None
-        if self.ledger.counting:
+        whole = isinstance(args[0], list | tuple) and all(map(_is_state, args[0]))
+        if self.ledger.counting and not whole:
             with torch.no_grad():
                 zeros = [_map(argument, _zero) for argument in args]
                 if func.__name__ in ("__setitem__", "copy_") and not _is_state(args[0]):
@@ -290,7 +331,8 @@ class Network(TorchFunctionMode):
                 constant = func(*zeros, **{k: _map(v, _zero) for k, v in kwargs.items()})
                 constant = zeros[0] if constant is None else constant
         value = func(*args, **kwargs)
-        if constant is not None and bool((constant != 0).any()):
+        # On a GPU, to count zeros is cheaper than to wait for the answer.
+        if constant is not None and (constant.is_cuda or bool((constant != 0).any())):
             self.count(args[0] if value is None else value, constant, part="word")
         return value
 
@@ -388,7 +430,8 @@ class Network(TorchFunctionMode):
         def report(products: list[Tensor]) -> None:
             self.ledger.add(cut, products)
 
-        return Tangent(function, parts or [1.0] * len(states), report)(*states)
+        live = [state.requires_grad for state in states]
+        return Tangent(function, parts or [1.0] * len(states), live, report)(*states)
 
     # ---- products
 
@@ -512,7 +555,11 @@ class Network(TorchFunctionMode):
         if self.rules.difference:
             context = SecantAttention(attention, call)(q, k, v)
         elif self.rules.attention == (0, 0, 1):
-            held = attention if self.components is None else HeldAttention(attention, call)
+            held: Callable[..., Tensor] = attention
+            if can_fuse(q, k, call):
+                held = FusedAttention(attention, call)
+            elif self.components is not None:
+                held = HeldAttention(attention, call)
             context = held(q.detach(), k.detach(), v)
         else:
             context = self._tangent(attention, (q, k, v), self.rules.attention)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from normscope.decomposition.activations import Activation, derivative, nodes, recognise
 from normscope.errors import UnsupportedModelError
+from normscope.kernels.backend import triton_for
 
 Cotangents = tuple[Tensor | None, ...]
 Saved = tuple[Any, ...]
@@ -75,6 +77,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def fused(*tensors: Tensor) -> ModuleType | None:
+    """Return the kernels that read each tensor once, where they can be used."""
+    if any(not t.is_cuda or t.dtype == torch.float64 for t in tensors):
+        return None
+    return triton_for("auto", tensors[0].device)
+
+
 def _halves(*tensors: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the rows of the inputs and those of the baselines, of each tensor."""
     return [(t[: len(t) // 2], t[len(t) // 2 :]) for t in tensors]
@@ -122,6 +131,10 @@ class Slope(Operator):
         return torch.where(zero, self.origin.slope, rise / torch.where(zero, 1, u))
 
     def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
+        kernels = fused(*saved, cotangent)
+        if kernels is not None:
+            origin = self.origin
+            return (kernels.slope_cotangents(*saved, cotangent, origin.value, origin.slope),)
         slope = self.factor(saved)
         return ((cotangent * slope).to(saved[0].dtype),)
 
@@ -220,6 +233,10 @@ class ElementwiseProduct(Bilinear):
 
     def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
         a, b = saved
+        kernels = fused(a, b, cotangent)
+        if kernels is not None and a.shape == b.shape and not isinstance(self.parts[0], Tensor):
+            grads: tuple[Tensor, Tensor] = kernels.product_cotangents(a, b, cotangent, *self.parts)
+            return grads
         grads = (cotangent * b * self.parts[0], cotangent * a * self.parts[1])
         return tuple(
             grad.sum_to_size(state.shape).to(state.dtype)
@@ -295,6 +312,7 @@ class Tangent(Operator):
     Args:
         function: the function of the states.
         parts: a factor for the cotangent of each state.
+        live: whether each of them is a state; the share of a constant is part of the offset.
         report: called in a backward pass with the offset's inner products, unsummed: tensors whose
             sum is ⟨value, cotangent⟩ − Σ ⟨state, its cotangent⟩.
     """
@@ -303,9 +321,10 @@ class Tangent(Operator):
         self,
         function: Callable[..., Tensor],
         parts: Sequence[float],
+        live: Sequence[bool],
         report: Callable[[list[Tensor]], None],
     ) -> None:
-        self.function, self.parts, self.report = function, tuple(parts), report
+        self.function, self.parts, self.live, self.report = function, parts, live, report
 
     def run(self, *states: Tensor) -> tuple[Tensor, Saved]:
         return self.function(*states), states
@@ -320,7 +339,11 @@ class Tangent(Operator):
             for part, grad, state in zip(self.parts, grads, saved, strict=True)
         ]
         products = [inner(value.detach(), cotangent)]
-        products += [-inner(state, grad) for state, grad in zip(saved, scaled, strict=True)]
+        products += [
+            -inner(state, grad)
+            for state, grad, live in zip(saved, scaled, self.live, strict=True)
+            if live
+        ]
         self.report(products)
         return tuple(scaled)
 

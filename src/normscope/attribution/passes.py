@@ -19,7 +19,7 @@ from normscope.attribution.network import Network, Source, running
 from normscope.attribution.operators import inner
 from normscope.attribution.recomputation import recomputed, worth_recomputing
 from normscope.attribution.rules import Rules
-from normscope.attribution.structure import Structure
+from normscope.attribution.structure import structure_of
 from normscope.attribution.trace import Trace, Tracer
 from normscope.capture.active import ACTIVE
 from normscope.capture.inventory import configs_of
@@ -171,7 +171,7 @@ class _Setup:
 
     def network(self) -> Network:
         """Return a network that has not run."""
-        return Network(Structure(self.model), self.rules, self.rows)
+        return Network(structure_of(self.model), self.rules, self.rows)
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
