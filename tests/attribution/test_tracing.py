@@ -59,7 +59,9 @@ def test_a_batch_equals_one_at_a_time() -> None:
             np.testing.assert_allclose(
                 getattr(result, name).values, getattr(alone, name).values, atol=1e-11
             )
-        np.testing.assert_allclose(edges_of(result, 1).values, edges_of(alone, 1).values, atol=1e-11)
+        np.testing.assert_allclose(
+            edges_of(result, 1).values, edges_of(alone, 1).values, atol=1e-11
+        )
         for ours, theirs in zip(edges_of(result, 1, top=4), edges_of(alone, 1, top=4), strict=True):
             assert ours == pytest.approx(theirs)
 
