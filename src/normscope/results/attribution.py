@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Attribution", "EdgeSource", "TracedShares"]
 
 Numbers = int | float | np.generic | NDArray[Any] | Sequence[Any] | LabelledArray
+QUOTED = 60  # characters of the answer in the headline
 SIDES = ("text", "pair", "continuation", "source", "target")
 FIRST_COLUMNS = ("step", "answer", "position", "token", "text", "side", "share")
 
@@ -227,6 +228,8 @@ class Attribution:
         answer = self.answer if isinstance(self.answer, str) else "".join(self.answer)
         if not answer:
             return "What made the model's output"
+        if len(answer) > QUOTED:
+            answer = f"{answer[: QUOTED - 1]}…"
         verb = "say" if self.steps is None else "write"
         rather = f" rather than {self.foil!r}" if self.foil is not None else ""
         return f"What made the model {verb} {answer!r}{rather}"
