@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from normscope.attribution.operators import (
     Cotangents,
@@ -18,6 +17,7 @@ from normscope.attribution.operators import (
     _halves,
     _logarithmic_mean,
     fused,
+    own_graph,
     wide,
 )
 from normscope.kernels.inputs import ScoreInputs
@@ -112,8 +112,7 @@ class FusedAttention(HeldAttention):
     """
 
     def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
-        # Not the hooks of checkpointing: this graph is only asked for its log-sum-exp.
-        with torch.enable_grad(), saved_tensors_hooks(lambda t: t, lambda t: t):
+        with torch.enable_grad(), own_graph():  # only asked for its log-sum-exp
             context = self.attention(q, k, v.detach().requires_grad_())
         node = context.grad_fn
         lse = getattr(node, "_saved_logsumexp", getattr(node, "_saved_log_sumexp", None))

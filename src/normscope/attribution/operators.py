@@ -12,13 +12,15 @@ half.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from normscope.decomposition.activations import Activation, derivative, nodes, recognise
 from normscope.errors import UnsupportedModelError
@@ -77,6 +79,13 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+@contextmanager
+def own_graph() -> Iterator[None]:
+    """Keep the hooks of checkpointing away from a graph that does not outlast an operation."""
+    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+        yield
+
+
 def fused(*tensors: Tensor) -> ModuleType | None:
     """Return the kernels that read each tensor once, where they can be used."""
     if any(not t.is_cuda or t.dtype == torch.float64 for t in tensors):
@@ -108,7 +117,7 @@ class Origin:
     def of(cls, function: Activation) -> Origin:
         """Evaluate a function at zero."""
         zero = torch.zeros(1, dtype=torch.float64)
-        with torch.inference_mode(False):
+        with torch.inference_mode(False), own_graph():
             return cls(float(function(zero)), float(derivative(function, zero)))
 
 
