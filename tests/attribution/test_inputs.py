@@ -210,3 +210,10 @@ def test_bad_inputs() -> None:
         normscope.attribute_inputs(tiny_head("bert", "BertForMaskedLM"), {"input_ids": ids})
     with pytest.raises(InputError, match="leave out position"):
         normscope.attribute_inputs(classifier(), {"input_ids": ids}, position=1)
+
+
+def test_an_output_that_depends_on_padding_is_refused() -> None:
+    inputs = dict(TOK([PROMPT, "a dog"], padding=True, return_tensors="pt"))
+    model = tiny_head("bert", "BertModel")
+    with pytest.raises(InputError, match=r"depends on padding, which has [0-9.]+% of the shares"):
+        normscope.attribute_inputs(model, inputs, answer=lambda o: o.last_hidden_state[0, -1, 3])

@@ -70,7 +70,8 @@ class LogitValue:
         row = torch.arange(len(scores), device=scores.device)[:, None, None]
         picked = _wide(scores[row, place, index])
         if self.units == LOGPROB:
-            picked = picked - self._norm(scores, row, place)
+            # In float64: two large numbers nearly cancel, and one sums over a whole vocabulary.
+            picked = picked.double() - self._norm(scores, row, place)
         total: Tensor = (picked * weight.to(picked.dtype)).sum(dim=-1)
         return total
 
@@ -125,7 +126,7 @@ class LogitValue:
         classes = scores.shape[-1]
         if self.head == LABELS and classes == 1:
             raise InputError('units="logprob" needs two labels or more, and the model has one')
-        chosen = _wide(scores[row, place])  # (row, step, term, class)
+        chosen = scores[row, place].double()  # (row, step, term, class)
         if self.valid is not None:
             mask = torch.zeros(len(self.valid), classes, dtype=torch.bool)
             for at, positions in enumerate(self.valid):

@@ -131,7 +131,7 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     loaded = isinstance(model, str | os.PathLike)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
     with gradients():
-        model, tokenizer = _resolved(model, tokenizer, similar=similar, **where)
+        model, tokenizer = resolved(model, tokenizer, similar=similar, **where)
         explainer = Explainer(model, tokenizer, options, truncate=truncate)
         results: list[Any] = [None] * len(texts)
         for at, result in explainer.explain(list(zip(texts, questions, strict=True))):
@@ -149,7 +149,8 @@ def gradients() -> Iterator[None]:
         yield
 
 
-def _resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tuple[nn.Module, Any]:
+def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tuple[nn.Module, Any]:
+    """Return the model, which may be the default one, and its tokenizer."""
     model, tokenizer = resolve(model, tokenizer, kind="encoder" if similar else "language", **where)
     if tokenizer is None:
         raise InputError(
@@ -227,6 +228,7 @@ class Explainer:
     ) -> None:
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.truncate = truncate
+        self._signature = signature_of(model, tokenizer, {})
 
     def explain(self, asked: Sequence[tuple[Any, Question]]) -> Iterator[tuple[int, Attribution]]:
         """Yield the number of a text and its result, when its batch is done."""
@@ -275,7 +277,7 @@ class Explainer:
             answer=answer,
             foil=row.foil,
             settings={**settings, **_headline(runner.head, row, answer)},
-            signature=signature_of(self.model, self.tokenizer, settings),
+            signature=self._signature.with_settings(settings),
         )
         rows = slice(at * len(row.texts), (at + 1) * len(row.texts))
         return attribution(explained.shares, rows, _segments(row, at, stacks), labels)

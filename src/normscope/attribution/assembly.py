@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from normscope.attribution.passes import RowShares, SourceShares
 from normscope.attribution.tracing import Segment, Shares, along_tokens, traced
+from normscope.errors import InputError
 from normscope.results.attribution import Attribution
 from normscope.text.tokens import Tokens
+
+PADDING = 1e-6  # relative shares of padding that rounding may leave
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,26 @@ def _parts(
     steps: int,
 ) -> Shares:
     """Return the shares of an input as (step, part, token), without padding."""
+    _check_padding(sources, segments, steps)
     parts: list[Shares] = []
     for name in names:
         by_stack = {source.stack: source.shares for source in sources if source.part == name}
         parts.append(along_tokens(by_stack, segments, steps))
     return np.stack(parts, axis=1)
+
+
+def _check_padding(
+    sources: Sequence[SourceShares], segments: Sequence[Segment], steps: int
+) -> None:
+    """Raise InputError if positions that are left out as padding have shares."""
+    for source in sources:
+        for segment in segments:
+            if segment.stack == source.stack:
+                shares = np.abs(source.shares[segment.row, :steps])
+                total, real = shares.sum(), segment.of(np.abs(source.shares), steps).sum()
+                if total - real > PADDING * total:
+                    raise InputError(
+                        f"the output depends on padding, which has {(total - real) / total:.1%} of "
+                        "the shares: give each row alone and without padding, or correct the mask "
+                        "or the function"
+                    )

@@ -161,6 +161,7 @@ class InputRows:
             }
         self.two = bool(getattr(core(model).config, "is_encoder_decoder", False))
         self.tokens = tokens
+        self._signature = signature_of(model, None, {})
         if tokens is not None and len(tokens) != self.count:
             raise InputError(f"tokens has {len(tokens)} rows, and the inputs have {self.count}")
         for name in EMBEDDINGS:
@@ -452,7 +453,7 @@ class InputRows:
             answer=", ".join(words[:positive]),
             foil=", ".join(words[positive:]) or None,
             settings=described,
-            signature=signature_of(self.model, None, described),
+            signature=self._signature.with_settings(described),
         )
         rows = slice(row * choices, (row + 1) * choices)
         return attribution(shares, rows, segments, labels)

@@ -342,6 +342,9 @@ class Network(TorchFunctionMode):
             return self._unknown(func, args, kwargs)
         value: Tensor = func(*args, **kwargs)
         if bias is not None:
+            if value._is_view():
+                # Changing a view in place would cut off the hook that counts the bias.
+                value = torch.ops.aten._unsafe_view(value, value.shape)
             behind = functions.CONVOLUTIONS.get(func.__name__, 0)
             self.count(value, bias.view(-1, *[1] * behind) if behind else bias)
         return value
