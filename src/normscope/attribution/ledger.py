@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -38,11 +38,19 @@ class Ledger:
         if self.counting and state.requires_grad:
             state.register_hook(lambda g: self.add(cut, [self._product(g, constant)]))
 
-    def count_positions(self, state: Tensor, constant: Tensor, place: tuple[str, str]) -> None:
-        """Count the share of a constant that is a summand of a (row, position, hidden) state."""
+    def count_positions(
+        self, state: Tensor, constant: Tensor, place_of: Callable[[], tuple[str, str]]
+    ) -> None:
+        """Count the share of a constant that is a summand of a (row, position, hidden) state.
+
+        Args:
+            state: the sum.
+            constant: the summand.
+            place_of: returns its stack and part, in the backward pass.
+        """
 
         def add(g: Tensor) -> None:
-            shares = inner(constant.expand_as(g), g).sum(-1)
+            shares, place = inner(constant.expand_as(g), g).sum(-1), place_of()
             self.positions[place] = self.positions.get(place, 0) + shares
 
         if self.counting and state.requires_grad:

@@ -21,7 +21,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from normscope.attribution import functions
-from normscope.attribution.attention import Call, HeldAttention, SecantAttention
+from normscope.attribution.attention import (
+    Call,
+    FusedAttention,
+    HeldAttention,
+    SecantAttention,
+    can_fuse,
+)
 from normscope.attribution.ledger import Ledger
 from normscope.attribution.operators import (
     Bilinear,
@@ -55,6 +61,14 @@ class Source:
     stack: str
     part: str
     leaf: Tensor
+
+
+@dataclass
+class _Coming:
+    """The stack that runs next, and the number of sources that were there before its own."""
+
+    stack: str
+    first_source: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,8 @@ class Network(TorchFunctionMode):
         self.cut = 0  # 2l + 1 inside the layer that ran l-th, 2l + 2 after it
         self.depth = 0
         self.layers_entered = 0
+        # Constants that are added before a stack belong to the one that runs next.
+        self._coming = _Coming(self.structure.name(self.structure.next_stack([])))
         self.tracer: Tracer | None = None
         # Components to push forwards: a function of the stack, the part and the source's value.
         self.components: Callable[[Source], Tensor] | None = None
@@ -165,7 +181,12 @@ class Network(TorchFunctionMode):
         """Note that a layer begins; the first input of a stack without a source becomes one."""
         if stack not in self.entered:
             self.entered.append(stack)
+            self._coming.stack = self.structure.name(stack)
+            following = self.structure.next_stack(self.entered)
+            self._coming = _Coming(self.structure.name(following), len(self.sources))
             args, kwargs = self._with_source(self.structure.name(stack), args, kwargs)
+        if self.rules.difference:
+            self._refuse_positions_first(args, kwargs)
         self.cut = 2 * self.layers_entered + 1
         self.layers_entered += 1
         self.depth += 1
@@ -185,6 +206,21 @@ class Network(TorchFunctionMode):
         if place is None:
             return args, {**kwargs, "hidden_states": state}
         return (*args[:place], state, *args[place + 1 :]), kwargs
+
+    def positions_first(self, state: Tensor) -> bool:
+        """Return whether a (row, position, hidden) state has its first two dimensions exchanged."""
+        if state.shape[0] != state.shape[1]:
+            return state.shape[0] != self.rows == state.shape[1]
+        return state.stride(0) < state.stride(1)
+
+    def _refuse_positions_first(self, args: Arguments, kwargs: Keywords) -> None:
+        states = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor) and _is_state(a)]
+        if any(state.dim() == 3 and self.positions_first(state) for state in states):
+            raise UnsupportedModelError(
+                f"the layers of {self.structure.kind} take positions before rows, so that the "
+                "input and its baseline cannot be told apart as rows of one batch; use "
+                'method="frozen", without a baseline'
+            )
 
     def leave_layer(self, output: Any) -> None:
         """Note that a layer has ended."""
@@ -263,7 +299,11 @@ class Network(TorchFunctionMode):
             and state.dim() == 3
             and constant.shape[-2:] == state.shape[-2:]
         ):
-            self.ledger.count_positions(state, constant, (self.structure.name(stack), part))
+            known = {source.part for source in self.sources[self._coming.first_source :]}
+            if part == "position" and "word" not in known:
+                part = "state"  # such as patches of an image, to which positions are added
+            coming = self._coming
+            self.ledger.count_positions(state, constant, lambda: (coming.stack, part))
         else:
             self.ledger.count(state, constant, self.cut)
 
@@ -282,7 +322,8 @@ class Network(TorchFunctionMode):
     def _fill(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Count what a function gives where all states are zero."""
         constant = None
-        if self.ledger.counting:
+        whole = isinstance(args[0], list | tuple) and all(map(_is_state, args[0]))
+        if self.ledger.counting and not whole:
             with torch.no_grad():
                 zeros = [_map(argument, _zero) for argument in args]
                 if func.__name__ in ("__setitem__", "copy_") and not _is_state(args[0]):
@@ -290,7 +331,8 @@ class Network(TorchFunctionMode):
                 constant = func(*zeros, **{k: _map(v, _zero) for k, v in kwargs.items()})
                 constant = zeros[0] if constant is None else constant
         value = func(*args, **kwargs)
-        if constant is not None and bool((constant != 0).any()):
+        # On a GPU, to count zeros is cheaper than to wait for the answer.
+        if constant is not None and (constant.is_cuda or bool((constant != 0).any())):
             self.count(args[0] if value is None else value, constant, part="word")
         return value
 
@@ -300,6 +342,9 @@ class Network(TorchFunctionMode):
             return self._unknown(func, args, kwargs)
         value: Tensor = func(*args, **kwargs)
         if bias is not None:
+            if value._is_view():
+                # Changing a view in place would cut off the hook that counts the bias.
+                value = torch.ops.aten._unsafe_view(value, value.shape)
             behind = functions.CONVOLUTIONS.get(func.__name__, 0)
             self.count(value, bias.view(-1, *[1] * behind) if behind else bias)
         return value
@@ -371,8 +416,8 @@ class Network(TorchFunctionMode):
             held: Tensor = _held(func, args, kwargs)
             return _mark(held, _Gate())
         if self.rules.softmax == "secant":
-            return SecantSlope(lambda u: func(u, *args[1:], **kwargs))(args[0])
-        return self._tangent(lambda u: func(u, *args[1:], **kwargs), (args[0],))
+            return SecantSlope(_of_first(func, args, kwargs))(args[0])
+        return self._tangent(_of_first(func, args, kwargs), (args[0],))
 
     def _tangent(
         self,
@@ -385,7 +430,8 @@ class Network(TorchFunctionMode):
         def report(products: list[Tensor]) -> None:
             self.ledger.add(cut, products)
 
-        return Tangent(function, parts or [1.0] * len(states), report)(*states)
+        live = [state.requires_grad for state in states]
+        return Tangent(function, parts or [1.0] * len(states), live, report)(*states)
 
     # ---- products
 
@@ -406,8 +452,11 @@ class Network(TorchFunctionMode):
             return self._unknown(func, args, kwargs)
         first, second = (args[place] for place in places)
 
+        # Not the states: a closure would keep them from being freed and recomputed.
+        others = [None if place in places else argument for place, argument in enumerate(args)]
+
         def product(a: Tensor, b: Tensor) -> Tensor:
-            arguments = list(args)
+            arguments: list[Any] = [*others]
             arguments[places[0]], arguments[places[1]] = a, b
             result: Tensor = func(*arguments, **kwargs)
             return result
@@ -454,10 +503,7 @@ class Network(TorchFunctionMode):
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        def softmax(scores: Tensor) -> Tensor:
-            value: Tensor = func(scores, *args[1:], **kwargs)
-            return value
-
+        softmax = _of_first(func, args, kwargs)
         if self.rules.softmax == "held":
             alpha: Tensor = _held(func, args, kwargs)
         elif self.rules.softmax == "secant":
@@ -476,11 +522,11 @@ class Network(TorchFunctionMode):
         if self.rules.norm == "held" and not (name == "logsumexp" and self.rules.softmax != "held"):
             return _held(func, args, kwargs)
         if self.rules.norm != "secant":
-            return self._tangent(lambda x: func(x, *args[1:], **kwargs), (args[0],))
+            return self._tangent(_of_first(func, args, kwargs), (args[0],))
         if name == "logsumexp":
             dim = kwargs["dim"] if "dim" in kwargs else args[1]
             keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
-            return SecantLogSumExp(lambda x: func(x, *args[1:], **kwargs), dim, keepdim)(args[0])
+            return SecantLogSumExp(_of_first(func, args, kwargs), dim, keepdim)(args[0])
         if name in _COMPOSITE_SCALES:
             with self:
                 return _COMPOSITE_SCALES[name](*args, **kwargs)
@@ -509,7 +555,11 @@ class Network(TorchFunctionMode):
         if self.rules.difference:
             context = SecantAttention(attention, call)(q, k, v)
         elif self.rules.attention == (0, 0, 1):
-            held = attention if self.components is None else HeldAttention(attention, call)
+            held: Callable[..., Tensor] = attention
+            if can_fuse(q, k, call):
+                held = FusedAttention(attention, call)
+            elif self.components is not None:
+                held = HeldAttention(attention, call)
             context = held(q.detach(), k.detach(), v)
         else:
             context = self._tangent(attention, (q, k, v), self.rules.attention)
@@ -541,6 +591,17 @@ def _map(argument: Any, function: Callable[[Tensor], Any]) -> Any:
 
 def _zero(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.requires_grad else tensor
+
+
+def _of_first(func: Any, args: Arguments, kwargs: Keywords) -> Callable[[Tensor], Tensor]:
+    """Return a function of the first argument alone, which does not keep it in memory."""
+    rest = args[1:]
+
+    def function(first: Tensor) -> Tensor:
+        value: Tensor = func(first, *rest, **kwargs)
+        return value
+
+    return function
 
 
 def _held(func: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -621,9 +682,7 @@ class _NormCall:
 
         if eps is None:
             eps = torch.finfo(args[0].dtype).eps if name == "rms_norm" else 1e-5
-        return cls(
-            lambda x: func(x, *args[1:], **kwargs), scale, bias, grouped, eps, name != "rms_norm"
-        )
+        return cls(_of_first(func, args, kwargs), scale, bias, grouped, eps, name != "rms_norm")
 
 
 # ---- functions made of others, taken apart; they run in the mode

@@ -26,9 +26,16 @@ def recomputed(network: Network) -> Iterator[None]:
         return nullcontext(), network  # the mode has been left when the backward pass runs
 
     def wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def aliased(*args: Any, **kwargs: Any) -> Any:
+            # Checkpointing gives leaves to the second run, which would pass for parameters.
+            with torch._C.DisableTorchFunction():
+                args = tuple(map(_alias, args))
+                kwargs = {name: _alias(argument) for name, argument in kwargs.items()}
+            return forward(*args, **kwargs)
+
         def run(*args: Any, **kwargs: Any) -> Any:
             return checkpoint(
-                forward,
+                aliased,
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=False,
@@ -46,6 +53,11 @@ def recomputed(network: Network) -> Iterator[None]:
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
+
+
+def _alias(argument: Any) -> Any:
+    state = isinstance(argument, Tensor) and argument.requires_grad
+    return argument.view_as(argument) if state else argument
 
 
 def worth_recomputing(model: nn.Module, inputs: Mapping[str, Any]) -> bool:

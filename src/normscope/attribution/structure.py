@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture.inventory import Inventory
+from normscope.foundation.caching import ModuleCache
+from normscope.models.walk import modules
 
 if TYPE_CHECKING:
     from normscope.attribution.network import Network
@@ -36,7 +38,7 @@ class Structure:
         self.kind = type(model).__name__
         self.layers = dict(inventory.elements)
         self.stacks = [name for name in inventory.named if name in {*self.layers.values()}]
-        self.paths = {module: path for path, module in reversed(inventory.named.items())}
+        self.paths = {module: path for path, module in reversed(inventory.named.items()) if path}
         self.activations = [m for m in self.paths if _is_activation(m)]
         self._homes: dict[int, set[str]] = {}
         self.embeddings: dict[int, str] = {}
@@ -63,12 +65,20 @@ class Structure:
         return next((stack for stack in self.stacks if stack not in entered), None)
 
     def name(self, stack: str | None) -> str:
-        """Return a short name: "" for the only stack, else "encoder", "decoder" or its path."""
+        """Return a short name: "" for the only stack, else "encoder", "decoder" or what is its own.
+
+        The towers of "text_model.encoder.layers" and "vision_model.encoder.layers" are
+        "text_model" and "vision_model".
+        """
         if stack is None or len(self.stacks) <= 1:
             return ""
         if self.two_sided:
             return "decoder" if "decoder" in stack else "encoder"
-        return stack.rpartition(".")[0].rpartition(".")[2] or stack
+        paths = [path.split(".") for path in self.stacks]
+        own = stack.split(".")
+        while len(own) > 1 and len({path[-1] for path in paths}) == 1:
+            own, paths = own[:-1], [path[:-1] or path for path in paths]
+        return ".".join(own)
 
     @contextmanager
     def watched(self, network: Network) -> Iterator[None]:
@@ -83,6 +93,15 @@ class Structure:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+_STRUCTURES: ModuleCache[Structure] = ModuleCache()
+
+
+def structure_of(model: nn.Module) -> Structure:
+    """Return the structure of a model, read again only if its modules or weights are others."""
+    state = [(id(module), *map(id, module._parameters.values())) for module in modules(model)]
+    return _STRUCTURES.get(model, state, lambda: Structure(model))
 
 
 def _common(path: str, other: str) -> int:

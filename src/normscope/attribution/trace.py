@@ -187,6 +187,8 @@ class Tracer:
         self._calls: list[list[EdgeFactors]] = []
         self._order: list[tuple[str, int]] = []  # (stack, layer in it), as they ran
         self._last: dict[str, tuple[int, Tensor]] = {}
+        self._apart: dict[str, list[str]] = {}  # stack -> earlier ones that it does not read
+        self._positions_first = False  # whether states are (position, row, hidden)
         self._parts = _parts_of_layers(network, model)
 
     # ---- forward
@@ -200,6 +202,12 @@ class Tracer:
         self._order.append((name, layer))
         self._calls.append([])
         kinds = iter(["state"])
+        first = "hidden_states"
+        hidden = kwargs[first] if first in kwargs else next(filter(torch.is_tensor, args), None)
+        if isinstance(hidden, Tensor) and hidden.requires_grad and hidden.dim() == 3:
+            self._positions_first = self.network.positions_first(hidden)
+            if not layer:
+                self._apart[name] = self._not_read_by(hidden, name)
 
         def watched(argument: Any) -> Any:
             if not (
@@ -210,11 +218,19 @@ class Tracer:
             self._watch(alias, _Watched(name, layer, next(kinds, "memory")))
             return alias
 
-        first = "hidden_states"
         if first in kwargs:
             kwargs = {first: kwargs[first], **kwargs}
         args = tuple(map(watched, args))
         return args, {key: watched(argument) for key, argument in kwargs.items()}
+
+    def _not_read_by(self, state: Tensor, name: str) -> list[str]:
+        """Return the stacks that have run and on whose sources a state does not depend."""
+        earlier = {stack for stack, _ in self._order} - {name}
+        if not earlier or self.network.structure.two_sided:
+            return []
+        read = _leaves_of(state)
+        reached = {source.stack for source in self.network.sources if id(source.leaf) in read}
+        return sorted(earlier - reached)
 
     def leave_layer(self, output: Any) -> None:
         """Remember the states that leave a layer; those of the last layer are watched."""
@@ -245,9 +261,12 @@ class Tracer:
     def _watch(self, state: Tensor, watched: _Watched, value: Tensor | None = None) -> None:
         self._watched.append(watched)
         value = state.detach() if value is None else value
+        transposed = self._positions_first and value.dim() == 3
 
         def read(g: Tensor) -> None:
             values, half = value, len(value) // 2
+            if transposed:
+                values, g = values.transpose(0, 1), g.transpose(0, 1)
             if self.network.rules.difference:
                 values, g = values[:half].double() - values[half:].double(), g[:half]
             products = inner(values, g).sum(-1)
@@ -342,13 +361,20 @@ class Tracer:
                 read = self._stacked(watched, steps, rows)
                 shares["encoder"] = shares["encoder"] + read if "encoder" in shares else read
         later = [name for name, _ in self._order if self._place(_Watched(name, 0, "")) > place]
-        for name in dict.fromkeys(later):
+        apart = self._apart.get(cut.stack, [])
+        for name in dict.fromkeys([*later, *apart]):
             if name != cut.stack and name in sources:
                 shares[name] = sources[name]
+        counted = {
+            2 * at + inside
+            for at, (name, _) in enumerate(self._order)
+            if name in apart
+            for inside in (0, 1, 2)
+        }
         bias = torch.stack(
             [
                 sum(
-                    (share for at, share in step.items() if at >= above),
+                    (share for at, share in step.items() if at >= above or at in counted),
                     torch.zeros(rows, dtype=torch.float64, device=values.device),
                 )
                 for step in biases
@@ -386,6 +412,20 @@ class Tracer:
             ff[0].cpu().numpy() if len(ff) == 1 else None,
             _gap(parts.get("feed_forward_input"), parts.get("feed_forward_linear")),
         )
+
+
+def _leaves_of(state: Tensor) -> set[int]:
+    """Return the ids of the leaves that a state was computed from."""
+    waiting, seen, leaves = [state.grad_fn], set(), set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.add(id(node.variable))
+        waiting += [following for following, _ in node.next_functions]
+    return leaves
 
 
 def _gap(shares: list[Tensor] | None, whole: list[Tensor] | None) -> np.ndarray | None:
