@@ -43,6 +43,10 @@ class Changed:
     comprehensiveness: tuple[Ids, ...]
     sufficiency: tuple[Ids, ...]
 
+    def forms(self) -> set[Ids]:
+        """Return all forms of the sentence."""
+        return {ids for name in FIGURES for ids in getattr(self, name)}
+
 
 def changed(ids: Sequence[int], special: Sequence[bool], scores: Scores, mask: int) -> Changed:
     """Return a sentence without its most and least important tokens.

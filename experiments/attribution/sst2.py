@@ -36,6 +36,7 @@ from experiments.attribution.faithfulness import (
     FIGURES,
     HIGHER_IS_BETTER,
     MONOTONE,
+    Changed,
     Ids,
     Scores,
     changed,
@@ -178,27 +179,24 @@ def measure(scorer: Scorer, rows: Sequence[list[int]]) -> dict[str, dict[str, Sc
     for start in range(0, len(order), CHUNK):
         chosen = order[start : start + CHUNK]
         batch = scorer.batch([rows[i] for i in chosen])
-        variants: list[dict[str, Any]] = [{} for _ in chosen]
+        variants: list[dict[str, Changed]] = [{} for _ in chosen]
         for name, method in methods.items():
             for place, scores in enumerate(method(batch)):
                 ids = batch.rows[place]
                 marks = [token in special for token in ids]
                 variants[place][name] = changed(ids, marks, scores, tokenizer.mask_token_id)
-        classes = batch.predicted.tolist()
-        questions = {
-            (ids, classes[place])
-            for place, by_method in enumerate(variants)
-            for sentence in by_method.values()
-            for curve in FIGURES
-            for ids in getattr(sentence, curve)
-        }
-        questions |= {(tuple(row), classes[place]) for place, row in enumerate(batch.rows)}
-        asked = sorted(questions)
-        answers = dict(
-            zip(asked, probabilities(scorer.model, asked, tokenizer.pad_token_id), strict=True)
-        )
+        forms = [
+            {tuple(row)}.union(*(sentence.forms() for sentence in by_method.values()))
+            for row, by_method in zip(batch.rows, variants, strict=True)
+        ]
+        asked = [
+            (ids, predicted)
+            for every, predicted in zip(forms, batch.predicted.tolist(), strict=True)
+            for ids in every
+        ]
+        answers = iter(probabilities(scorer.model, asked, tokenizer.pad_token_id))
         for place, by_method in enumerate(variants):
-            known = {ids: p for (ids, c), p in answers.items() if c == classes[place]}
+            known = {ids: next(answers) for ids in forms[place]}
             whole = known[tuple(batch.rows[place])]
             for name, sentence in by_method.items():
                 for figure, value in figures(whole, sentence, known).items():
