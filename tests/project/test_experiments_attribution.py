@@ -29,6 +29,7 @@ from experiments.attribution.faithfulness import (
 from experiments.attribution.yardsticks import integrated_gradients
 from normscope.attribution.passes import explain
 from normscope.attribution.rules import rules_of
+from normscope.errors import ExactnessError
 
 CLS, SEP, MASK, PAD = 1, 2, 3, 0
 WEIGHTS = {10: 0.25, 11: -0.1, 12: 0.15, 13: 0.05, 14: 0.0}  # every other token weighs nothing
@@ -334,3 +335,31 @@ def test_evidence_is_ranked_by_every_method(
     np.testing.assert_allclose(scores["frozen"], found.sources[0].shares[0, 0])
     difference = explainer.differences([prompt])
     assert scores["frozen"].sum() + found.bias[0, 0] == pytest.approx(difference[0], rel=1e-6)
+
+
+def test_batches_whose_proof_fails_are_repeated_in_float64(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=len(WORDS), num_hidden_layers=1, **sizes))
+    prompt = language.read_prompt(tokenizer, row("Mary and John went", "to", "it", "Mary"))
+    assert prompt is not None
+    explainer = language.Explainer(model.eval())
+    methods = explainer.methods()
+    names = ("frozen", "secant, mean embedding")
+    plain = [methods[name]([prompt]) for name in names]
+    assert explainer.repeated == 0
+
+    def strict(given: Any, *arguments: Any, **options: Any) -> Any:
+        if given.dtype == torch.float32:
+            raise ExactnessError("too few digits")
+        return explain(given, *arguments, **options)
+
+    monkeypatch.setattr(language, "explain", strict)
+    repeated = [methods[name]([prompt]) for name in names]
+    assert explainer.repeated == 2
+    assert model.dtype == torch.float32
+    for ours, theirs in zip(plain, repeated, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
