@@ -422,8 +422,8 @@ class Network(TorchFunctionMode):
             held: Tensor = _held(func, args, kwargs)
             return _mark(held, _Gate())
         if self.rules.softmax == "secant":
-            return SecantSlope(lambda u: func(u, *args[1:], **kwargs))(args[0])
-        return self._tangent(lambda u: func(u, *args[1:], **kwargs), (args[0],))
+            return SecantSlope(_of_first(func, args, kwargs))(args[0])
+        return self._tangent(_of_first(func, args, kwargs), (args[0],))
 
     def _tangent(
         self,
@@ -458,8 +458,11 @@ class Network(TorchFunctionMode):
             return self._unknown(func, args, kwargs)
         first, second = (args[place] for place in places)
 
+        # Not the states: a closure would keep them from being freed and recomputed.
+        others = [None if place in places else argument for place, argument in enumerate(args)]
+
         def product(a: Tensor, b: Tensor) -> Tensor:
-            arguments = list(args)
+            arguments: list[Any] = [*others]
             arguments[places[0]], arguments[places[1]] = a, b
             result: Tensor = func(*arguments, **kwargs)
             return result
@@ -506,10 +509,7 @@ class Network(TorchFunctionMode):
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        def softmax(scores: Tensor) -> Tensor:
-            value: Tensor = func(scores, *args[1:], **kwargs)
-            return value
-
+        softmax = _of_first(func, args, kwargs)
         if self.rules.softmax == "held":
             alpha: Tensor = _held(func, args, kwargs)
         elif self.rules.softmax == "secant":
@@ -528,11 +528,11 @@ class Network(TorchFunctionMode):
         if self.rules.norm == "held" and not (name == "logsumexp" and self.rules.softmax != "held"):
             return _held(func, args, kwargs)
         if self.rules.norm != "secant":
-            return self._tangent(lambda x: func(x, *args[1:], **kwargs), (args[0],))
+            return self._tangent(_of_first(func, args, kwargs), (args[0],))
         if name == "logsumexp":
             dim = kwargs["dim"] if "dim" in kwargs else args[1]
             keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
-            return SecantLogSumExp(lambda x: func(x, *args[1:], **kwargs), dim, keepdim)(args[0])
+            return SecantLogSumExp(_of_first(func, args, kwargs), dim, keepdim)(args[0])
         if name in _COMPOSITE_SCALES:
             with self:
                 return _COMPOSITE_SCALES[name](*args, **kwargs)
@@ -597,6 +597,17 @@ def _map(argument: Any, function: Callable[[Tensor], Any]) -> Any:
 
 def _zero(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.requires_grad else tensor
+
+
+def _of_first(func: Any, args: Arguments, kwargs: Keywords) -> Callable[[Tensor], Tensor]:
+    """Return a function of the first argument alone, which does not keep it in memory."""
+    rest = args[1:]
+
+    def function(first: Tensor) -> Tensor:
+        value: Tensor = func(first, *rest, **kwargs)
+        return value
+
+    return function
 
 
 def _held(func: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -677,9 +688,7 @@ class _NormCall:
 
         if eps is None:
             eps = torch.finfo(args[0].dtype).eps if name == "rms_norm" else 1e-5
-        return cls(
-            lambda x: func(x, *args[1:], **kwargs), scale, bias, grouped, eps, name != "rms_norm"
-        )
+        return cls(_of_first(func, args, kwargs), scale, bias, grouped, eps, name != "rms_norm")
 
 
 # ---- functions made of others, taken apart; they run in the mode

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from normscope.decomposition.activations import Activation, derivative, nodes, recognise
@@ -62,7 +63,8 @@ class _Linearized(torch.autograd.Function):
         ctx.operator = operator
         # Saved so that checkpointing can drop them and compute them again.
         ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        if forward_ad._current_level >= 0:  # these would be kept in any case
+            ctx.save_for_forward(*saved)
         return value
 
     @staticmethod
@@ -82,7 +84,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 @contextmanager
 def own_graph() -> Iterator[None]:
     """Keep the hooks of checkpointing away from a graph that does not outlast an operation."""
-    with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+    # An output that its own graph keeps as it is would never be freed.
+    with saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):
         yield
 
 

@@ -161,6 +161,11 @@ class Attribution:
                 f"sides are {self.sides!r:.80} for {len(self.tokens)} tokens; give one of {SIDES} "
                 "for each token"
             )
+        answers = (self.answer,) if isinstance(self.answer, str) else self.answer
+        if not all(isinstance(text, str) for text in (*answers, self.foil or "")):
+            raise InputError(f"answer is {answers!r:.80} and foil {self.foil!r:.80}; give texts")
+        if self.steps is not None and len(answers) not in (1, len(self.steps)):
+            raise InputError(f"there are {len(self.steps)} steps but {len(answers)} answers")
         if parts is None:
             if scores is None:
                 raise InputError("an attribution needs scores or parts")

@@ -68,7 +68,8 @@ def test_what_is_too_large_is_refused_or_left_out(monkeypatch: pytest.MonkeyPatc
 def test_attributions_stand_alone_on_a_page() -> None:
     result = attribution()
     assert payload([result]) == payload(result)
-    for mixed in ([result, result], [result, *pages.results()]):
+    several: list[Any] = [[result, result], [result, *pages.results()]]
+    for mixed in several:
         with pytest.raises(InputError, match="one result of attribute"):
             payload(mixed)
 

@@ -323,8 +323,9 @@ function chosenWords(app, chosen) {
   const sum = total(shown.shares, chosen);
   const words = shown.entries.slice(first, end).map(({ text, space }, at) => (space && at ? " " : "") + text).join("");
   const part = partOf(shown.value, sum, shown);
-  return [`${end - first} ${unit}${end - first === 1 ? "" : "s"}, `, make("bdi", { className: "ns-quoted" }, visible(words, 60)), ": ",
-    make("b", { className: sum < 0 ? "ns-minus" : "ns-plus" }, amount(sum, decimalsFor(sum))), part ? ` (${part})` : ""];
+  const count = end - first === 1 ? `1 ${unit} has ` : `${end - first} ${unit}s sum to `;
+  return [count, make("b", { className: sum < 0 ? "ns-minus" : "ns-plus" }, amount(sum, decimalsFor(sum))), part ? ` (${part}): ` : ": ",
+    make("bdi", { className: "ns-quoted" }, visible(words, 60))];
 }
 
 /** What a screen reader says after a change. */

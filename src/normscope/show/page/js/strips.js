@@ -8,13 +8,13 @@ function shareList(app, box) {
   const order = shown.shares.map((_, at) => at).sort((a, b) => Math.abs(shown.shares[b]) - Math.abs(shown.shares[a]) || a - b);
   const decimals = decimalsFor(shown.largest, shown.bias, shown.value);
   const widest = Math.max(shown.largest, Math.abs(shown.bias), 1e-30);
-  const row = (rank, name, share, { className = "", title, on } = {}) => {
+  const row = (rank, name, share, { className = "", title, on, bare } = {}) => {
     const bar = make("span", { className: `ns-share${share < 0 ? " ns-below" : ""}` });
     bar.style.width = `${Math.min(100, (100 * Math.abs(share)) / widest)}%`;
     const label = make("bdi", {}, name);
     return make("tr", { className },
       make("td", { className: "ns-rank" }, rank),
-      make("th", { scope: "row" }, bar, on ? make("button", { type: "button", className: "ns-pick", title, on: { click: on } }, label) : label),
+      make("th", { scope: "row" }, bare ? null : bar, on ? make("button", { type: "button", className: "ns-pick", title, on: { click: on } }, label) : label),
       make("td", { className: share < 0 ? "ns-minus" : "ns-plus" }, amount(share, decimals)));
   };
   const rows = order.slice(0, LISTED).map((at, rank) => row(String(rank + 1), visible(shown.entries[at].text || "·", 24), shown.shares[at], {
@@ -22,8 +22,8 @@ function shareList(app, box) {
     on: () => app.set({ chosen: [shown.entries[at].at[0], shown.entries[at].at[shown.entries[at].at.length - 1] + 1] }),
   }));
   const rest = order.slice(LISTED);
-  if (rest.length) rows.push(row("", `${rest.length} more`, rest.reduce((sum, at) => sum + shown.shares[at], 0), { className: "ns-rest" }));
-  if (shown.others) rows.push(row("", "other parts", shown.others, { className: "ns-rest" }));
+  if (rest.length) rows.push(row("", `${rest.length} more`, rest.reduce((sum, at) => sum + shown.shares[at], 0), { className: "ns-rest", bare: true }));
+  if (shown.others) rows.push(row("", "other parts", shown.others, { className: "ns-rest", bare: true }));
   if (shown.bias || !model.settings.baseline) rows.push(row("", "bias (no token)", shown.bias, { className: "ns-rest" }));
   rows.push(make("tr", { className: "ns-rest ns-total" }, make("td"), make("th", { scope: "row" }, "sum"), make("td", {}, amount(shown.sum + shown.others + shown.bias, decimals))));
   const held = [...box.querySelectorAll(".ns-pick")].indexOf(app.active());
@@ -91,7 +91,7 @@ function traceStrips(app, { cuts, heads, forwards }) {
     const values = overSteps(model, state, name, 0, high * wide);
     return Array.from({ length: high }, (_, y) => (wide === count ? grouped(values, y * wide) : Array.from(values.subarray(y * wide, (y + 1) * wide))));
   };
-  const told = (at) => isolated(visible(shown.entries[at].text, 24));
+  const told = (at) => `‘${isolated(visible(shown.entries[at].text, 24))}’`;
   strip(app, cuts, {
     title: "From layer to layer", hint: "Shares of the states before each layer and after the last. Rows are layers, columns tokens; the sum without the bias is at the right.",
     rows: table("layers"), names: model.cuts.map((_, cut) => cutName(model, cut)), current: state.cut,
