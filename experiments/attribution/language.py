@@ -11,7 +11,8 @@ the default language model, SmolLM2-135M-Instruct with the dequantised weights o
 What is explained is the logit of the good word minus that of the bad word, at the first token at
 which the two differ; tokens that they share before it are appended to the prompt. Rows are left out
 if one word continues the other, or if the prefix does not contain the evidence as a whole word. All
-other rows count, whichever word the model prefers.
+other rows count, whichever word the model prefers. Sets that an earlier run wrote to ``FILE.json``
+stay there.
 
 Tokens are ranked by signed share, the largest first, with competition ranking (equal scores share
 the better rank); the gradient's norm is ranked as it is. All tokens of the prompt are ranked; this
@@ -283,6 +284,8 @@ def main() -> None:
     model, tokenizer = resolve(None, kind="language", device=given.device)
     explainer = Explainer(model)
     result: dict[str, Any] = {"machine": machine(given.device), "sets": {}}
+    if given.output.exists():
+        result["sets"] = json.loads(given.output.read_text(encoding="utf-8"))["sets"]
     result["model"] = {"name": model.config._name_or_path, "dtype": str(model.dtype)[6:]}
     for name in given.sets:
         with (given.data / SETS.get(name, f"{name}.csv")).open(encoding="utf-8") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the experiments are no part of the package
 
-from experiments.attribution import finetune, language, sst2
+from experiments.attribution import finetune, language, report, sst2
 from experiments.attribution.faithfulness import (
     FIGURES,
     MONOTONE,
@@ -363,3 +364,19 @@ def test_batches_whose_proof_fails_are_repeated_in_float64(
     assert model.dtype == torch.float32
     for ours, theirs in zip(plain, repeated, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_the_page_gets_the_tables_that_there_are(tmp_path: Path) -> None:
+    entry = {"mean": 0.5, "interval": [0.25, 0.75]}
+    result = {"sets": {"toy": {"rows": 2, "methods": {"frozen": entry}}}}
+    file = tmp_path / "cpu-attribution-language.json"
+    file.write_text(json.dumps(result), encoding="utf-8")
+    page = (
+        "a\n<!-- sst2 -->\nold\n<!-- /sst2 -->\nb\n<!-- language -->\nold\n<!-- /language -->\nc\n"
+    )
+    filled = report.filled(page, tmp_path)
+    assert "| frozen | 0.500 [0.250, 0.750] |" in filled
+    assert filled.count("old") == 1
+    assert filled.startswith("a\n<!-- sst2 -->\nold\n")
+    assert filled.endswith("/language -->\nc\n")
+    assert report.filled(filled, tmp_path) == filled
