@@ -38,6 +38,7 @@ from normscope.attribution.operators import (
     Slope,
     Tangent,
     path_parts,
+    unaliased,
 )
 from normscope.attribution.rules import Rules
 from normscope.attribution.structure import Structure
@@ -140,6 +141,8 @@ class Network(TorchFunctionMode):
     def _in_place(self, name: str, args: Arguments, kwargs: Keywords) -> Tensor:
         """Compute a value out of place, and write it back into the tensor."""
         target: Tensor = args[0]
+        if self.tracer is not None:
+            self.tracer.preserve(target)
         function = getattr(Tensor, name[:-1])
         value = self.__torch_function__(function, (), (target.clone(), *args[1:]), kwargs)
         return target.copy_(value)
@@ -234,10 +237,10 @@ class Network(TorchFunctionMode):
                 if isinstance(value, Tensor):
                     return extreme
                 return type(value)((extreme, value.indices))
-        if isinstance(value, tuple):
-            indices: Tensor = value[1]
-            half = len(indices) // 2
-            if indices.dim() and torch.equal(indices[:half], indices[half:]):
+        if isinstance(value, tuple) or name.startswith("arg"):
+            indices: Tensor = value[1] if isinstance(value, tuple) else value
+            half = len(indices) // 2 if indices.dim() else 0
+            if half and torch.equal(indices[:half], indices[half:]):
                 return value
         raise UnsupportedModelError(
             f"{self.structure.kind} chooses by {name}, and chooses differently for the input and "
@@ -262,13 +265,11 @@ class Network(TorchFunctionMode):
         if self.depth or (self.structure.stacks and self.stage is None):
             return value
         stack = self.structure.name(self.structure.stack_of(weight, self.entered))
-        rows_first = ids.dim() == 2 and ids.shape[0] in (1, self.rows)
+        rows_first = ids.dim() >= 2 and ids.shape[0] % self.rows == 0
         if part is None or not torch.is_grad_enabled():
             return value
         if not rows_first and self.rows > 1:
             return value  # a constant; its share is counted where it is added, for each row
-        if value.dim() == 3 and value.shape[0] == 1:
-            value = value.expand(self.rows, -1, -1)
         return self.source(stack, part, value)
 
     def source(self, stack: str, part: str, value: Tensor) -> Tensor:
@@ -323,6 +324,8 @@ class Network(TorchFunctionMode):
                     zeros[0] = args[0].clone()
                 constant = func(*zeros, **{k: _map(v, _zero) for k, v in kwargs.items()})
                 constant = zeros[0] if constant is None else constant
+        if self.tracer is not None and func.__name__ in ("__setitem__", "copy_"):
+            self.tracer.preserve(args[0])
         value = func(*args, **kwargs)
         if constant is not None and bool((constant != 0).any()):
             self.count(args[0] if value is None else value, constant, part="word")
@@ -334,6 +337,7 @@ class Network(TorchFunctionMode):
             return self._unknown(func, args, kwargs)
         value: Tensor = func(*args, **kwargs)
         if bias is not None:
+            value = unaliased(value)
             behind = functions.CONVOLUTIONS.get(func.__name__, 0)
             self.count(value, bias.view(-1, *[1] * behind) if behind else bias)
         return value
@@ -361,13 +365,8 @@ class Network(TorchFunctionMode):
     def _activation(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
         kwargs.pop("inplace", None)
         rest = tuple(argument for argument in args[1:] if not isinstance(argument, bool))
-
-        def function(u: Tensor) -> Tensor:
-            value: Tensor = func(u, *rest, **kwargs)
-            return value
-
         known = (func.__name__, repr(rest), repr(kwargs))
-        return self.activate(function, args[0], known)
+        return self.activate(lambda u: func(u, *rest, **kwargs), args[0], known)
 
     def activate(
         self,
@@ -414,11 +413,7 @@ class Network(TorchFunctionMode):
         states: Sequence[Tensor],
         parts: Sequence[float] | None = None,
     ) -> Tensor:
-        cut = self.cut
-
-        def report(products: list[Tensor]) -> None:
-            self.ledger.add(cut, products)
-
+        report = functools.partial(self.ledger.add, self.cut)
         live = [state.requires_grad for state in states]
         return Tangent(function, parts or [1.0] * len(states), live, report)(*states)
 
@@ -440,13 +435,7 @@ class Network(TorchFunctionMode):
         if len(places) != 2:
             return self._unknown(func, args, kwargs)
         first, second = (args[place] for place in places)
-
-        def product(a: Tensor, b: Tensor) -> Tensor:
-            arguments = list(args)
-            arguments[places[0]], arguments[places[1]] = a, b
-            result: Tensor = func(*arguments, **kwargs)
-            return result
-
+        product = functools.partial(_call_with, func, args, kwargs, places)
         rule = self.rules.product
         if rule == "tangent":
             return self._tangent(product, (first, second))
@@ -489,10 +478,7 @@ class Network(TorchFunctionMode):
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        def softmax(scores: Tensor) -> Tensor:
-            value: Tensor = func(scores, *args[1:], **kwargs)
-            return value
-
+        softmax = functools.partial(_call_with, func, args, kwargs, [0])
         if self.rules.softmax == "held":
             alpha: Tensor = _held(func, args, kwargs)
         elif self.rules.softmax == "secant":
@@ -535,11 +521,7 @@ class Network(TorchFunctionMode):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         q, k, v = (given.pop(name) for name in names[:3])
-
-        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            value: Tensor = func(q, k, v, **given)
-            return value
-
+        attention = functools.partial(func, **given)
         call = Call(given.get("attn_mask"), given.get("is_causal", False), given.get("scale"))
         if self.rules.difference:
             context = SecantAttention(attention, call)(q, k, v)
@@ -586,19 +568,25 @@ def _held(func: Any, args: Arguments, kwargs: Keywords) -> Any:
 
 def _without_parameters(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords, bool]:
     """Detach parameters, and tell whether a state is among the arguments."""
-    states = False
+    args = tuple(_map(argument, _constant_parameter) for argument in args)
+    if kwargs:
+        kwargs = {name: _map(a, _constant_parameter) for name, a in kwargs.items()}
+    return args, kwargs, any(map(_is_state, args)) or any(map(_is_state, kwargs.values()))
 
-    def look(tensor: Tensor) -> Tensor:
-        nonlocal states
-        if not tensor.requires_grad:
-            return tensor
-        if tensor.is_leaf:
-            return tensor.detach()
-        states = True
-        return tensor
 
-    args = tuple(_map(argument, look) for argument in args)
-    return args, {name: _map(argument, look) for name, argument in kwargs.items()}, states
+def _constant_parameter(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad and tensor.is_leaf else tensor
+
+
+def _call_with(
+    func: Any, args: Arguments, kwargs: Keywords, places: Sequence[int], *states: Tensor
+) -> Tensor:
+    """Call a function with other tensors at some places of its arguments."""
+    arguments = list(args)
+    for place, state in zip(places, states, strict=True):
+        arguments[place] = state
+    value: Tensor = func(*arguments, **kwargs)
+    return value
 
 
 def _carry_weights(args: Arguments, value: Any) -> Any:
