@@ -283,8 +283,10 @@ class Explainer:
         indices = [term.index for term in terms if term.index is not None]
         if row.explained is not None:
             settings["answer"] = f"{len(row.explained)} tokens"
-        elif row.function is not None or row.similar_to is not None:
-            settings["answer"] = answer if row.similar_to is None else "cosine"
+        elif row.similar_to is not None:
+            settings["answer"] = settings["units"] = "cosine"
+        elif row.function is not None:
+            settings["answer"], settings["units"] = answer, "function"
         else:
             settings["answer"] = ",".join(map(str, indices[: _positive(terms)])) or "none"
             if row.foil is not None:
