@@ -162,14 +162,9 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
 
 
 def check_model(model: Any) -> None:
-    """Raise InputError for a model that gradients cannot pass through."""
+    """Raise InputError for what is not a model of transformers."""
     if not hasattr(model, "config"):
         raise InputError(f"the model must be one of transformers, not {type(model).__name__}")
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise InputError(
-            "the model was loaded under torch.inference_mode(), so no gradient can pass through "
-            "it: load it outside"
-        )
 
 
 # ---- texts and questions
@@ -288,8 +283,10 @@ class Explainer:
         indices = [term.index for term in terms if term.index is not None]
         if row.explained is not None:
             settings["answer"] = f"{len(row.explained)} tokens"
-        elif row.function is not None or row.similar_to is not None:
-            settings["answer"] = answer if row.similar_to is None else "cosine"
+        elif row.similar_to is not None:
+            settings["answer"] = settings["units"] = "cosine"
+        elif row.function is not None:
+            settings["answer"], settings["units"] = answer, "function"
         else:
             settings["answer"] = ",".join(map(str, indices[: _positive(terms)])) or "none"
             if row.foil is not None:
