@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from normscope.alignment.api import align, translate_align
+    from normscope.attribution.api import attribute
+    from normscope.attribution.inputs import attribute_inputs
     from normscope.capture import capture
     from normscope.corpus import corpus
     from normscope.errors import (
@@ -48,6 +50,8 @@ __all__ = [
     "align",
     "analyze",
     "analyze_inputs",
+    "attribute",
+    "attribute_inputs",
     "capture",
     "corpus",
     "load",
@@ -59,6 +63,8 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("align", "translate_align"), "alignment.api"),
     **dict.fromkeys(("analyze", "analyze_inputs"), "measures.analysis"),
+    "attribute": "attribution.api",
+    "attribute_inputs": "attribution.inputs",
     **dict.fromkeys(("Contributions", "load"), "results.contributions"),
     "Attribution": "results.attribution",
     "LabelledArray": "results.arrays",

@@ -16,6 +16,7 @@ from tests.helpers.commands import fail, run, succeed
 
 ROOT = Path(__file__).parents[2]
 WORKS = ["forward", "eager", "2020", "2021", "matmul", "2024", "reduce"]
+WORKS += ["attribute", "input × gradient", "pairs", "secant"]
 WORKS += ["dense float64", "dense float32"]
 
 

@@ -43,7 +43,8 @@ def test_groups_ask_for_the_maps_that_there_are(bert: str, monkeypatch: pytest.M
     tf32 = False
     monkeypatch.setattr(bench_works, "FF_LENGTH", 7)
     rows = measure(bert, dense=False)
-    assert [*rows] == ["forward", "eager", "2020", "2021", "2024", "reduce"]
+    assert [*rows] == ["forward", "eager", "2020", "2021", "2024", "reduce", *ATTRIBUTION]
+    assert rows["secant"]["to_pairs"] == rows["secant"]["ms"] / rows["pairs"]["ms"]
     assert rows["2024"]["ms"] is None
     assert "--maps 2024" in rows["2024"]["note"]
     rows = measure(bert, dense=False, groups=["2024"])  # asked for by name
@@ -56,10 +57,13 @@ def test_groups_ask_for_the_maps_that_there_are(bert: str, monkeypatch: pytest.M
     assert rows["2024"]["of_matmul"] == pytest.approx(rows["2024"]["gflops"] / speed)
 
 
+ATTRIBUTION = ["attribute", "input × gradient", "pairs", "secant"]
+
+
 def test_what_a_model_lacks_is_left_out() -> None:
     settings = BenchSettings(dense=False)
     works = {work.name: work for work in bench_works.plan(settings, tiny_model("mixtral"), 8)}
-    assert [*works] == ["forward", "eager", "2020", "2021", "2024", "reduce"]
+    assert [*works] == ["forward", "eager", "2020", "2021", "2024", "reduce", *ATTRIBUTION]
     assert works["2024"].call is None  # experts are not decomposed
     assert works["2024"].note == "the model has none of these maps"
     assert works["forward"].attention == works["2020"].attention == "sdpa"
@@ -124,4 +128,5 @@ def test_groups_are_those_of_the_papers() -> None:
         "2021": ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n"),
         "2024": ("atb_ff", "atb_ff_res", "atb_ff_res_ln", "atb_ln_ff", "atb_ln_ff_res"),
         "reduce": ("attn_n", "attn_res_n", "attn_res_ln_n"),
+        "attribute": (),
     }

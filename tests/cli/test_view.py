@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.attributions import attribution
 from tests.helpers.commands import run
 
 
@@ -31,3 +32,16 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert done.exit_code == 2
         assert done.stderr.startswith("normscope: error: ")
         assert done.stderr.count("\n") == 1
+
+
+def test_a_saved_attribution_is_viewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = attribution(trace=True)
+    result.save("keys.safetensors")
+    result.to_html("keys.html")
+    done = run("view", "keys.safetensors", "--output", "again.html")
+    assert (done.exit_code, done.stderr) == (0, "wrote again.html\n")
+    assert (tmp_path / "again.html").read_bytes() == (tmp_path / "keys.html").read_bytes()
+    done = run("view", "keys.safetensors", "keys.safetensors", "-o", "two.html")
+    assert done.exit_code != 0
+    assert "one result of attribute()" in " ".join(done.stderr.split())

@@ -81,6 +81,7 @@ def with_trace(**changes: Any) -> dict[str, Any]:
         ({"value": [2.0]}, r"value has shape \(1,\)"),
         ({"value": np.inf}, "not finite"),
         ({"steps": STEPS}, "parts has shape"),
+        ({"steps": STEPS, "answer": ("a", "b")}, "3 steps but 2 answers"),
         ({"sides": ("text",) * 5}, "one of .* for each token"),
         ({"sides": ("left",) * 6}, "one of .* for each token"),
         ({"error": -1.0}, "not negative"),
@@ -275,6 +276,7 @@ def test_equality_covers_everything() -> None:
 
 
 def test_files_of_other_kinds_and_damaged_ones(tmp_path: Path) -> None:
+    from safetensors import safe_open
     from safetensors.numpy import load_file, save_file
 
     file = tmp_path / "shares.safetensors"
@@ -288,6 +290,14 @@ def test_files_of_other_kinds_and_damaged_ones(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "newer.safetensors", metadata=about)
     with pytest.raises(InputError, match="format 99, and this normscope reads up to 1"):
         normscope.load(tmp_path / "newer.safetensors")
+    with safe_open(file, framework="np") as opened:
+        header = json.loads(opened.metadata()["normscope.attribution"])
+    changes = {"answer": [[]], "foil": 5, "error": "x", "sides": 3, "tokens": 99}
+    for name, value in changes.items():
+        about = {"normscope.attribution": json.dumps(header | {name: value})}
+        save_file(tensors, tmp_path / "damaged.safetensors", metadata=about)
+        with pytest.raises(InputError, match="could not load"):
+            normscope.load(tmp_path / "damaged.safetensors")
     about = {"normscope.attribution": json.dumps({"version": 1})}
     save_file(tensors, tmp_path / "empty.safetensors", metadata=about)
     with pytest.raises(InputError, match="header is damaged"):

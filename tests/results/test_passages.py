@@ -6,6 +6,7 @@ import pytest
 
 from normscope.results.passages import piece_texts, sentences
 from normscope.text.tokens import Tokens
+from tests.helpers.tokenizers import read
 
 
 def tokens(
@@ -26,6 +27,7 @@ def joined(found: Tokens) -> str:
         (("▁The", "▁cat", "s", "▁sat", "."), "The cats sat."),
         (("the", "cat", "##s", "(", "two", ")", "don", "'", "t", "."), "the cats (two) don't."),
         (("it", "costs", "3", ".", "5", "%", "!"), "it costs 3.5%!"),
+        (("say", '"', "yes", '"', ",", "e", ".", "g", ".", "now"), 'say "yes", e.g. now'),
         (("机", "器", "。"), "机器。"),
     ],
 )
@@ -41,9 +43,25 @@ def test_word_ends_special_tokens_and_bytes_of_one_character() -> None:
     assert joined(tokens("[CLS]", "a", "[SEP]", special=(0, 2))) == "[CLS] a [SEP]"
     emoji = tokens("Ġhi", "ĠðŁĺ", "Ģ", "!", texts=("hi", "😀", "😀", "!"))
     assert joined(emoji) == "hi 😀!"
-    fallback = tokens("▁", "<0xE5>", "<0x93>", "<0x88>", texts=("▁", "哈", "哈", "哈"))
-    assert joined(fallback) == "▁哈"
+    fallback = tokens("▁", *("<0xE5>", "<0x93>", "<0x88>") * 2, texts=("▁", *("哈",) * 6))
+    assert joined(fallback) == "哈哈"
     assert joined(tokens("ĠåĵĪ", "åĵĪ", texts=("哈", "哈"))) == "哈哈"
+
+
+def test_bytes_of_any_text_come_back_as_they_were() -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    text = 'Dr. Smith\'s tea (12%) "cost" $3.50!\n\n  Schöne Grüße 猫猫が好き。 😀😀\tend'
+    bytes_of = pre_tokenizers.ByteLevel
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = bytes_of(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, initial_alphabet=bytes_of.alphabet(), show_progress=False
+    )
+    made.train_from_iterator([text], trainer)
+    read_back = read(PreTrainedTokenizerFast(tokenizer_object=made), text).tokens
+    assert joined(read_back) == text
 
 
 def split(text: str) -> list[str]:

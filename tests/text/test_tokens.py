@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from normscope.errors import InputError
 from normscope.text.tokens import Tokens, encode, pad
+from tests.helpers.tiny import tokenizer as tiny_tokenizer
 from tests.helpers.tokenizers import SeparateMarian, SlowWordPiece, TwoVocabularies, read
 
 # ---- Tokens
@@ -279,3 +280,13 @@ def test_padding_leaves_out_what_only_some_texts_have(bert_like: Any, gpt2_like:
 def test_nothing_to_pad() -> None:
     with pytest.raises(InputError, match="at least one"):
         pad([], 0)
+
+
+def test_a_text_that_has_its_special_tokens_already() -> None:
+    tiny = tiny_tokenizer()
+    plain = encode(tiny, "the cat", max_length=None, truncate=False, framed=False)
+    assert plain.tokens.strings == ("the", "cat")
+    cut = encode(tiny, "the cat sat", max_length=2, truncate=True, framed=False)
+    assert cut.tokens.strings == ("the", "cat")
+    slow = encode(SlowWordPiece(), "ab cd", max_length=3, truncate=True, framed=False)
+    assert slow.tokens.strings == ("a", "##b", "c")

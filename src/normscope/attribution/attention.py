@@ -16,8 +16,11 @@ from normscope.attribution.operators import (
     _first_half,
     _halves,
     _logarithmic_mean,
+    fused,
+    own_graph,
     wide,
 )
+from normscope.kernels.inputs import ScoreInputs
 
 BLOCK = 2**24  # scores in one block of queries
 
@@ -30,10 +33,13 @@ class Call:
     causal: bool
     scale: float | None
 
+    def scaling(self, q: Tensor) -> float:
+        """Return the factor of the scores."""
+        return 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
+
     def scores(self, q: Tensor, k: Tensor, queries: slice) -> Tensor:
         """Return the masked scores of some of the queries; keys have as many heads as queries."""
-        scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
-        scores = (q[..., queries, :] * scale) @ k.mT
+        scores = (q[..., queries, :] * self.scaling(q)) @ k.mT
         if self.causal:
             at = torch.arange(q.shape[-2], device=q.device)[queries]
             later = torch.arange(k.shape[-2], device=q.device) > at[:, None]
@@ -99,6 +105,39 @@ class HeldAttention(Operator):
         return torch.cat(parts, dim=-2).to(component.dtype)
 
 
+class FusedAttention(HeldAttention):
+    """Attention with its weights held, whose backward pass is for the values alone.
+
+    torch's own backward pass computes the cotangents of queries and keys too.
+    """
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
+        with torch.enable_grad(), own_graph():  # only asked for its log-sum-exp
+            context = self.attention(q, k, v.detach().requires_grad_())
+        node = context.grad_fn
+        lse = getattr(node, "_saved_logsumexp", getattr(node, "_saved_log_sumexp", None))
+        return context.detach(), (q, k, lse)
+
+    def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
+        q, k, lse = saved
+        inputs = ScoreInputs(q, k, self.call.scaling(q), self.call.causal, self.call.mask)
+        kernels = fused(cotangent)
+        assert kernels is not None  # `can_fuse` is asked before
+        if lse is None:
+            lse = kernels.attention_lse(inputs)
+        return None, None, kernels.value_cotangents(inputs, lse, cotangent)
+
+    def push(self, saved: Saved, components: Sequence[Tensor | None]) -> Tensor:
+        return super().push(saved[:2], components)
+
+
+def can_fuse(q: Tensor, k: Tensor, call: Call) -> bool:
+    """Return whether the backward pass for values alone has a kernel for these inputs."""
+    if q.dtype not in (torch.float16, torch.bfloat16) or q.dim() != 4 or fused(q) is None:
+        return False
+    return not call.causal or q.shape[-2] == k.shape[-2]
+
+
 class SecantAttention(Operator):
     """Attention of pairs: midpoints for both products, the logarithmic mean for the softmax."""
 
@@ -112,9 +151,6 @@ class SecantAttention(Operator):
         q, k, v = (t.to(wide(t.dtype)) for t in saved)
         return [q, repeated(k, q.shape[1]), repeated(v, q.shape[1])]
 
-    def _scale(self, q: Tensor) -> float:
-        return 1 / math.sqrt(q.shape[-1]) if self.call.scale is None else self.call.scale
-
     def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
         q, k, v = self._wide(saved)
         ((g, _),) = _halves(cotangent.to(q.dtype))
@@ -125,7 +161,7 @@ class SecantAttention(Operator):
             part = g[..., rows, :]
             dv += p.mT @ part
             scaled = mean * (part @ v_mean.mT)
-            ds = (scaled - weights * scaled.sum(-1, keepdim=True)) * self._scale(q)
+            ds = (scaled - weights * scaled.sum(-1, keepdim=True)) * self.call.scaling(q)
             dq[..., rows, :] = ds @ k_mean
             dk += ds.mT @ q_mean[..., rows, :]
         return tuple(
@@ -146,7 +182,7 @@ class SecantAttention(Operator):
         for rows in blocks(q, k):
             p, mean, weights = _logarithmic_mean(self.call.scores(q, k, rows), -1)
             ds = dq[..., rows, :] @ k_mean.mT + q_mean[..., rows, :] @ dk.mT
-            ds = ds * self._scale(q)
+            ds = ds * self.call.scaling(q)
             dp = mean * (ds - (weights * ds).sum(-1, keepdim=True))
             outputs.append(p @ dv + dp @ v_mean)
         return _first_half(torch.cat(outputs, dim=-2).to(saved[0].dtype))

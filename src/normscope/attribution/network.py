@@ -21,7 +21,13 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from normscope.attribution import functions
-from normscope.attribution.attention import Call, HeldAttention, SecantAttention
+from normscope.attribution.attention import (
+    Call,
+    FusedAttention,
+    HeldAttention,
+    SecantAttention,
+    can_fuse,
+)
 from normscope.attribution.ledger import Ledger
 from normscope.attribution.operators import (
     Bilinear,
@@ -317,7 +323,8 @@ class Network(TorchFunctionMode):
     def _fill(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Count what a function gives where all states are zero."""
         constant = None
-        if self.ledger.counting:
+        whole = isinstance(args[0], list | tuple) and all(map(_is_state, args[0]))
+        if self.ledger.counting and not whole:
             with torch.no_grad():
                 zeros = [_map(argument, _zero) for argument in args]
                 if func.__name__ in ("__setitem__", "copy_") and not _is_state(args[0]):
@@ -327,7 +334,8 @@ class Network(TorchFunctionMode):
         if self.tracer is not None and func.__name__ in ("__setitem__", "copy_"):
             self.tracer.preserve(args[0])
         value = func(*args, **kwargs)
-        if constant is not None and bool((constant != 0).any()):
+        # On a GPU, to count zeros is cheaper than to wait for the answer.
+        if constant is not None and (constant.is_cuda or bool((constant != 0).any())):
             self.count(args[0] if value is None else value, constant, part="word")
         return value
 
@@ -404,8 +412,8 @@ class Network(TorchFunctionMode):
             held: Tensor = _held(func, args, kwargs)
             return _mark(held, _Gate())
         if self.rules.softmax == "secant":
-            return SecantSlope(lambda u: func(u, *args[1:], **kwargs))(args[0])
-        return self._tangent(lambda u: func(u, *args[1:], **kwargs), (args[0],))
+            return SecantSlope(_of_first(func, args, kwargs))(args[0])
+        return self._tangent(_of_first(func, args, kwargs), (args[0],))
 
     def _tangent(
         self,
@@ -435,7 +443,9 @@ class Network(TorchFunctionMode):
         if len(places) != 2:
             return self._unknown(func, args, kwargs)
         first, second = (args[place] for place in places)
-        product = functools.partial(_call_with, func, args, kwargs, places)
+        # Not the states: a closure would keep them from being freed and recomputed.
+        others = tuple(None if place in places else a for place, a in enumerate(args))
+        product = functools.partial(_call_with, func, others, kwargs, places)
         rule = self.rules.product
         if rule == "tangent":
             return self._tangent(product, (first, second))
@@ -478,7 +488,7 @@ class Network(TorchFunctionMode):
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        softmax = functools.partial(_call_with, func, args, kwargs, [0])
+        softmax = _of_first(func, args, kwargs)
         if self.rules.softmax == "held":
             alpha: Tensor = _held(func, args, kwargs)
         elif self.rules.softmax == "secant":
@@ -497,11 +507,11 @@ class Network(TorchFunctionMode):
         if self.rules.norm == "held" and not (name == "logsumexp" and self.rules.softmax != "held"):
             return _held(func, args, kwargs)
         if self.rules.norm != "secant":
-            return self._tangent(lambda x: func(x, *args[1:], **kwargs), (args[0],))
+            return self._tangent(_of_first(func, args, kwargs), (args[0],))
         if name == "logsumexp":
             dim = kwargs["dim"] if "dim" in kwargs else args[1]
             keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
-            return SecantLogSumExp(lambda x: func(x, *args[1:], **kwargs), dim, keepdim)(args[0])
+            return SecantLogSumExp(_of_first(func, args, kwargs), dim, keepdim)(args[0])
         if name in _COMPOSITE_SCALES:
             with self:
                 return _COMPOSITE_SCALES[name](*args, **kwargs)
@@ -526,7 +536,11 @@ class Network(TorchFunctionMode):
         if self.rules.difference:
             context = SecantAttention(attention, call)(q, k, v)
         elif self.rules.attention == (0, 0, 1):
-            held = attention if self.components is None else HeldAttention(attention, call)
+            held: Callable[..., Tensor] = attention
+            if can_fuse(q, k, call):
+                held = FusedAttention(attention, call)
+            elif self.components is not None:
+                held = HeldAttention(attention, call)
             context = held(q.detach(), k.detach(), v)
         else:
             context = self._tangent(attention, (q, k, v), self.rules.attention)
@@ -558,6 +572,17 @@ def _map(argument: Any, function: Callable[[Tensor], Any]) -> Any:
 
 def _zero(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.requires_grad else tensor
+
+
+def _of_first(func: Any, args: Arguments, kwargs: Keywords) -> Callable[[Tensor], Tensor]:
+    """Return a function of the first argument alone, which does not keep it in memory."""
+    rest = args[1:]
+
+    def function(first: Tensor) -> Tensor:
+        value: Tensor = func(first, *rest, **kwargs)
+        return value
+
+    return function
 
 
 def _held(func: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -644,9 +669,7 @@ class _NormCall:
 
         if eps is None:
             eps = torch.finfo(args[0].dtype).eps if name == "rms_norm" else 1e-5
-        return cls(
-            lambda x: func(x, *args[1:], **kwargs), scale, bias, grouped, eps, name != "rms_norm"
-        )
+        return cls(_of_first(func, args, kwargs), scale, bias, grouped, eps, name != "rms_norm")
 
 
 # ---- functions made of others, taken apart; they run in the mode

@@ -12,15 +12,20 @@ half.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 
 from normscope.decomposition.activations import Activation, derivative, nodes, recognise
 from normscope.errors import UnsupportedModelError
+from normscope.kernels.backend import triton_for
 
 Cotangents = tuple[Tensor | None, ...]
 Saved = tuple[Any, ...]
@@ -58,7 +63,8 @@ class _Linearized(torch.autograd.Function):
         ctx.operator = operator
         # Saved so that checkpointing can drop them and compute them again.
         ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        if forward_ad._current_level >= 0:  # these would be kept in any case
+            ctx.save_for_forward(*saved)
         return value
 
     @staticmethod
@@ -73,6 +79,21 @@ class _Linearized(torch.autograd.Function):
 def wide(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype in which factors are computed: float32 for 16-bit types."""
     return torch.promote_types(dtype, torch.float32)
+
+
+@contextmanager
+def own_graph() -> Iterator[None]:
+    """Keep the hooks of checkpointing away from a graph that does not outlast an operation."""
+    # An output that its own graph keeps as it is would never be freed.
+    with saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):
+        yield
+
+
+def fused(*tensors: Tensor) -> ModuleType | None:
+    """Return the kernels that read each tensor once, where they can be used."""
+    if any(not t.is_cuda or t.dtype == torch.float64 for t in tensors):
+        return None
+    return triton_for("auto", tensors[0].device)
 
 
 def _halves(*tensors: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -99,14 +120,8 @@ class Origin:
     def of(cls, function: Activation) -> Origin:
         """Evaluate a function at zero."""
         zero = torch.zeros(1, dtype=torch.float64)
-        # Where a layer is checkpointed, a backward pass in it would compute it again.
-        saving = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
-        with torch.inference_mode(False), saving:
+        with torch.inference_mode(False), own_graph():
             return cls(float(function(zero)), float(derivative(function, zero)))
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 class Slope(Operator):
@@ -128,6 +143,10 @@ class Slope(Operator):
         return torch.where(zero, self.origin.slope, rise / torch.where(zero, 1, u))
 
     def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
+        kernels = fused(*saved, cotangent)
+        if kernels is not None:
+            origin = self.origin
+            return (kernels.slope_cotangents(*saved, cotangent, origin.value, origin.slope),)
         slope = self.factor(saved)
         return ((cotangent * slope).to(saved[0].dtype),)
 
@@ -226,6 +245,10 @@ class ElementwiseProduct(Bilinear):
 
     def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
         a, b = saved
+        kernels = fused(a, b, cotangent)
+        if kernels is not None and a.shape == b.shape and not isinstance(self.parts[0], Tensor):
+            grads: tuple[Tensor, Tensor] = kernels.product_cotangents(a, b, cotangent, *self.parts)
+            return grads
         grads = (cotangent * b * self.parts[0], cotangent * a * self.parts[1])
         return tuple(
             grad.sum_to_size(state.shape).to(state.dtype)

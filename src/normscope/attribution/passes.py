@@ -19,7 +19,7 @@ from normscope.attribution.network import Network, Source, running
 from normscope.attribution.operators import inner
 from normscope.attribution.recomputation import recomputed, worth_recomputing
 from normscope.attribution.rules import Rules
-from normscope.attribution.structure import Structure
+from normscope.attribution.structure import structure_of
 from normscope.attribution.trace import Trace, Tracer
 from normscope.capture.active import ACTIVE
 from normscope.capture.inventory import configs_of
@@ -176,7 +176,7 @@ class _Setup:
 
     def network(self) -> Network:
         """Return a network that has not run."""
-        return Network(Structure(self.model), self.rules, self.rows)
+        return Network(structure_of(self.model), self.rules, self.rows)
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
@@ -188,8 +188,9 @@ class _Setup:
             stack.enter_context(_visible_attention(self.model))
             yield
 
-    def forward(self, network: Network, recompute: bool = False) -> Tensor:
-        """Run the model as a linearised network, and return the scalars."""
+    @contextmanager
+    def hooked(self, network: Network, recompute: bool = False) -> Iterator[None]:
+        """Let a network see the model's modules, also in a backward pass that recomputes them."""
         with ExitStack() as stack:
             stack.enter_context(network.structure.watched(network))
             if network.tracer is not None:
@@ -197,11 +198,21 @@ class _Setup:
                     stack.callback(handle.remove)
             if recompute:
                 stack.enter_context(recomputed(network))
-            stack.enter_context(network)
-            values = self.value(self.model(**self._given(network)))
+            yield
+
+    def run(self, network: Network) -> Tensor:
+        """Run the model as a linearised network, and return the scalars."""
+        given = self._given(network)  # sources are leaves, made before the mode sees functions
+        with network:
+            values = self.value(self.model(**given))
         if network.tracer is not None:
             network.tracer.finish_forward()
         return values
+
+    def forward(self, network: Network) -> Tensor:
+        """Run the model without a backward pass."""
+        with self.hooked(network):
+            return self.run(network)
 
     def _given(self, network: Network) -> dict[str, Any]:
         given = {
@@ -231,8 +242,8 @@ class _Setup:
         network.ledger.unresolved = row_by_row
         if self.trace:
             network.tracer = Tracer(network, self.model)
-        values = self.forward(network, recompute)
-        return _Account(network, values).shares(), network
+        with self.hooked(network, recompute):
+            return _Account(network, self.run(network)).shares(), network
 
     def check(self, shares: RowShares, network: Network) -> None:
         """Compare some batches with the model itself, and with components pushed forwards."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normscope.attribution.network import Network
-from normscope.attribution.trace import Tracer
 
 _ROOM = 0.6  # of the free memory that states may fill before they are computed again
 
@@ -24,14 +23,21 @@ def recomputed(network: Network) -> Iterator[None]:
     """
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), _Again(network)
+        return nullcontext(), network  # the mode has been left when the backward pass runs
 
     def wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def aliased(*args: Any, **kwargs: Any) -> Any:
+            # Checkpointing gives leaves to the second run, which would pass for parameters.
+            with torch._C.DisableTorchFunction():
+                args = tuple(map(_alias, args))
+                kwargs = {name: _alias(argument) for name, argument in kwargs.items()}
+            return forward(*args, **kwargs)
+
         def run(*args: Any, **kwargs: Any) -> Any:
             if not network.active:  # another thread, which uses the model at the same time
                 return forward(*args, **kwargs)
             return checkpoint(
-                forward,
+                aliased,
                 *args,
                 use_reentrant=False,
                 preserve_rng_state=False,
@@ -54,26 +60,9 @@ def recomputed(network: Network) -> Iterator[None]:
                 layer.forward = forward
 
 
-class _Again:
-    """A context for each backward pass: enter a network again that has been left.
-
-    What it saw the first time is not traced again.
-    """
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self._entered: list[tuple[ExitStack, Tracer | None]] = []
-
-    def __enter__(self) -> None:
-        stack = ExitStack()
-        self._entered.append((stack, self.network.tracer))
-        self.network.tracer = None
-        stack.enter_context(self.network.structure.watched(self.network, layers=False))
-        stack.enter_context(self.network)
-
-    def __exit__(self, *exception: Any) -> None:
-        stack, self.network.tracer = self._entered.pop()
-        stack.close()
+def _alias(argument: Any) -> Any:
+    state = isinstance(argument, Tensor) and argument.requires_grad
+    return argument.view_as(argument) if state else argument
 
 
 def worth_recomputing(model: nn.Module, inputs: Mapping[str, Any]) -> bool:

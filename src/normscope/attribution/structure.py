@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture.inventory import Inventory
+from normscope.foundation.caching import ModuleCache
+from normscope.models.walk import modules
 
 if TYPE_CHECKING:
     from normscope.attribution.network import Network
@@ -36,7 +38,7 @@ class Structure:
         self.kind = type(model).__name__
         self.layers = dict(inventory.elements)
         self.stacks = [name for name in inventory.named if name in {*self.layers.values()}]
-        self.paths = {module: path for path, module in reversed(inventory.named.items())}
+        self.paths = {module: path for path, module in reversed(inventory.named.items()) if path}
         self.activations = [m for m in self.paths if _is_activation(m)]
         self._homes: dict[int, set[str]] = {}
         self.embeddings: dict[int, str] = {}
@@ -79,18 +81,27 @@ class Structure:
         return ".".join(own)
 
     @contextmanager
-    def watched(self, network: Network, layers: bool = True) -> Iterator[None]:
-        """Let a network replace activations as a whole, and see layers begin and end."""
+    def watched(self, network: Network) -> Iterator[None]:
+        """Let a network see layers begin and end, and replace activations as a whole."""
         handles = []
         try:
             for module in self.activations:
                 handles += _hook_activation(module, network)
-            for layer, stack in self.layers.items() if layers else ():
+            for layer, stack in self.layers.items():
                 handles += _hook_layer(layer, stack, network)
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+
+_STRUCTURES: ModuleCache[Structure] = ModuleCache()
+
+
+def structure_of(model: nn.Module) -> Structure:
+    """Return the structure of a model, read again only if its modules or weights are others."""
+    state = [(id(module), *map(id, module._parameters.values())) for module in modules(model)]
+    return _STRUCTURES.get(model, state, lambda: Structure(model))
 
 
 def _common(path: str, other: str) -> int:

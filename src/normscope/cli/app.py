@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 from normscope.cli.aer import aer
 from normscope.cli.align import align, translate_align
 from normscope.cli.analyze import analyze
+from normscope.cli.attribute import attribute
 from normscope.cli.bench import bench
 from normscope.cli.corpus import corpus
 from normscope.cli.demo import demo
@@ -122,6 +123,7 @@ def root(
       normscope analyze --text "The cat sat on the mat."
       normscope analyze --model gpt2 --text "The cat sat." --output cat.png
       normscope analyze --model ./my-model --text "The cat sat." --output cat.html
+      normscope attribute --text "The keys to the cabinet" --answer " are" --foil " is"
       normscope corpus --data wiki.txt --output wiki
       normscope align --source text.de --target text.en
       normscope serve
@@ -146,7 +148,7 @@ def version(debug: Debug = False) -> None:
 # In the order of the help. These modules import only what is light; a command imports torch when
 # it runs, so that help, usage errors and completion are fast.
 for _command in (
-    *(analyze, demo, families, bench, version, corpus),
+    *(analyze, attribute, demo, families, bench, version, corpus),
     *(reproduce, align, translate_align, aer, serve, view),
 ):
     app.command()(_command)

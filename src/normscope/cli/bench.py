@@ -23,8 +23,8 @@ class BenchArguments(CommandArguments):
     device: str = option("cpu", help="The device to measure.", metavar="cpu|cuda")
     model: str | None = option(
         None,
-        help="A folder, a hub name, or an architecture with random weights: bert-base or "
-        "llama-8b-layer. Default: the default model.",
+        help="A folder, a hub name, or an architecture with random weights: bert-base, "
+        "llama-8b-layer or llama-8b-8-layers. Default: the default model.",
         metavar="NAME",
     )
     dtype: str = option("float32", help="float64, float32, bfloat16 or float16.", metavar="DTYPE")
@@ -34,6 +34,7 @@ class BenchArguments(CommandArguments):
         None,
         help=f"2020: {', '.join(HEAD_MAPS)}. 2021: also with the residual and its norm. 2024: "
         "through the feed-forward. reduce: mixing ratios and top contributors, no map. "
+        "attribute: which input made one output. "
         "Default: all, but 2024 only up to 128 tokens.",
         metavar="GROUP[,GROUP]",
     )
@@ -60,9 +61,10 @@ def bench(arguments: BenchArguments) -> None:
 
     Measures, in one run and on the same weights and random ids: the plain forward pass, the eager
     one with its attention weights, normscope by group of maps, and the dense form, which builds
-    every vector α·f(x). Times are medians over interleaved runs. Peak memory is counted beyond the
-    loaded model; on a CPU it is measured only for the eager pass and group 2020, at the largest
-    length.
+    every vector α·f(x). The group attribute is the time of whole attributions, beside the input
+    times the gradient by plain autograd. Times are medians over interleaved runs. Peak memory is
+    counted beyond the loaded model; on a CPU it is measured only for the eager pass and group 2020,
+    at the largest length.
 
     \b
     Examples:
@@ -70,6 +72,7 @@ def bench(arguments: BenchArguments) -> None:
       normscope bench --model bert-base --lengths 128,512 --json bert.json
       normscope bench --device cuda --model llama-8b-layer --dtype bfloat16 \\
                       --lengths 8192,131072 --maps reduce --no-dense
+      normscope bench --model bert-base --maps attribute --no-dense
     """  # noqa: D301
     from normscope.cli.bench_timing import run
     from normscope.cli.bench_works import BenchSettings

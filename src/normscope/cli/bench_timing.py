@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 import normscope
 from normscope.cli.bench_works import SHAPES, BenchSettings, Work, model_of, plan, shape_of
-from normscope.errors import ExactnessError, InputError
+from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.models import identity
 from normscope.text.limits import max_length_of
 
@@ -76,7 +76,7 @@ def _measure(settings: BenchSettings, model: Any, works: list[Work], tokens: int
         for work in list(runs):  # interleaved, so that a slow moment of the machine affects all
             try:
                 runs[work].append(_measure_once(work, model, settings.device))
-            except (torch.OutOfMemoryError, ExactnessError) as error:
+            except (torch.OutOfMemoryError, ExactnessError, UnsupportedModelError) as error:
                 rows[work.name]["note"] = f"{type(error).__name__}: {str(error).split('. ')[0]}"
                 del runs[work]
     for work, measurements in runs.items():
@@ -90,6 +90,7 @@ def _measure(settings: BenchSettings, model: Any, works: list[Work], tokens: int
     _compare_with_forward(rows)
     _compare_with_matmul(rows)
     _compare_with_dense(rows)
+    _compare_with_pairs(rows)
     return list(rows.values())
 
 
@@ -122,6 +123,14 @@ def _compare_with_dense(rows: dict[str, BenchRow]) -> None:
                 f"{row['to_2020_maps']:.0f}× the 2020 maps, {row['to_2020']:.0f}× with the pass"
             )
             row["note"] = "; ".join(part for part in (row["note"], ratios) if part)
+
+
+def _compare_with_pairs(rows: dict[str, BenchRow]) -> None:
+    """Add the time of a difference in units of the forward pass of both inputs."""
+    both, row = rows.get("pairs", {}).get("ms"), rows.get("secant", {})
+    if both and row.get("ms"):
+        row["to_pairs"] = row["ms"] / both
+        row["note"] = f"{row['to_pairs']:.2f}× the forward pass of both inputs"
 
 
 def _measure_once(work: Work, model: Any, device: str) -> tuple[float, float | None]:

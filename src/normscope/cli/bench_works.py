@@ -6,6 +6,7 @@ eager     its eager forward pass, with output_attentions=True
 2021      normscope: also with the residual and the norm after it, with mixing ratios
 2024      normscope: the scopes through the feed-forward
 reduce    normscope: mixing ratios and the 16 largest contributors of each token, no map kept
+attribute normscope: what made one output of each row; see `bench_attribution`
 matmul    one large square product, in the dtype of the feed-forward's products
 dense …   the results of 2020 (both maps, ‖f‖, mixing ratios, the error), computed by building
 every vector αf(x) from the captured α, values and W_O, in the dtype named
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from normscope.capture import AttentionMode, Capture
 from normscope.capture.layers import layers_of
+from normscope.cli.bench_attribution import attribution_passes
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import (
@@ -45,11 +47,13 @@ from normscope.models.layouts import FeedForward
 from normscope.models.random_inputs import random_inputs
 from normscope.results.signature import Signature
 
+ATTRIBUTE = "attribute"  # no maps, but shares of an output
 GROUPS: dict[str, tuple[str, ...]] = {
     "2020": HEAD_MAPS,
     "2021": ANALYSES,
     "2024": tuple(behind_feed_forward(NAMES)),
     "reduce": tuple(scope.name for scope in by_vectors(ANALYSES)),
+    ATTRIBUTE: (),
 }
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Architectures with random weights. The other sizes of Llama 8B are LlamaConfig's defaults.
@@ -60,7 +64,11 @@ LLAMA = {
     "vocab_size": 1000,
     "max_position_embeddings": 2**18,
 }
-SHAPES = {"bert-base": ("Bert", dict[str, int]()), "llama-8b-layer": ("Llama", LLAMA)}
+SHAPES = {
+    "bert-base": ("Bert", dict[str, int]()),
+    "llama-8b-layer": ("Llama", LLAMA),
+    "llama-8b-8-layers": ("Llama", {**LLAMA, "num_hidden_layers": 8}),
+}
 FF_LENGTH = 128  # feed-forward scopes cost T²·d_ff·d: longer texts only on request
 ONE_LAYER = 256e6  # bytes: if a dense tensor is larger, one layer is measured in place of all
 DENSE_BYTES = 10e9  # the largest dense tensor on a CPU
@@ -150,7 +158,10 @@ def plan(settings: BenchSettings, model: Any, tokens: int) -> Iterator[Work]:
     scopes = {name for names in available(model).values() for name in names} | {*HEAD_MAPS}
     for group in GROUPS if settings.groups is None else settings.groups:
         maps = [name for name in GROUPS[group] if name in scopes]
-        if group != "2020" and set(maps) <= {*HEAD_MAPS}:
+        if group == ATTRIBUTE:
+            for name, call, note in attribution_passes(model, inputs):
+                yield Work(name, call, note, plain)
+        elif group != "2020" and set(maps) <= {*HEAD_MAPS}:
             yield Work(group, None, "the model has none of these maps")
         elif group == "2024" and settings.groups is None and tokens > FF_LENGTH:
             yield Work(group, None, f"over {FF_LENGTH} tokens only with --maps 2024")

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["Attribution", "EdgeSource", "TracedShares"]
 
 Numbers = int | float | np.generic | NDArray[Any] | Sequence[Any] | LabelledArray
+QUOTED = 60  # characters of the answer in the headline
 SIDES = ("text", "pair", "continuation", "source", "target")
 FIRST_COLUMNS = ("step", "answer", "position", "token", "text", "side", "share")
 
@@ -160,6 +161,11 @@ class Attribution:
                 f"sides are {self.sides!r:.80} for {len(self.tokens)} tokens; give one of {SIDES} "
                 "for each token"
             )
+        answers = (self.answer,) if isinstance(self.answer, str) else self.answer
+        if not all(isinstance(text, str) for text in (*answers, self.foil or "")):
+            raise InputError(f"answer is {answers!r:.80} and foil {self.foil!r:.80}; give texts")
+        if self.steps is not None and len(answers) not in (1, len(self.steps)):
+            raise InputError(f"there are {len(self.steps)} steps but {len(answers)} answers")
         if parts is None:
             if scores is None:
                 raise InputError("an attribution needs scores or parts")
@@ -227,6 +233,8 @@ class Attribution:
         answer = self.answer if isinstance(self.answer, str) else "".join(self.answer)
         if not answer:
             return "What made the model's output"
+        if len(answer) > QUOTED:
+            answer = f"{answer[: QUOTED - 1]}…"
         verb = "say" if self.steps is None else "write"
         rather = f" rather than {self.foil!r}" if self.foil is not None else ""
         return f"What made the model {verb} {answer!r}{rather}"

@@ -21,10 +21,13 @@ ABBREVIATIONS = frozenset(
         "rep rev sec sen sep sept sgt sr st vol vs viz",
     )
 )
-_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# A piece that begins with a continuation byte of UTF-8, as byte-level tokenizers write bytes.
+_LATER_BYTE = re.compile("[\u00a1-\u00ac\u00ae-\u00bf\u0122-\u0143]")
+_LATER_FALLBACK = re.compile(r"<0x[89ABab][0-9A-Fa-f]>")  # the same where bytes are spelled out
 _CJK = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff]")
 # The end of a sentence, with quotation marks and brackets that close after it; or a line's end.
 _END = re.compile("(?:[.!?…]+[\"'”’»)\\]]*(?=\\s|$)|[。！？]+[」』”’）]*|\n+)")
+_LETTER = re.compile(r"(?:^|[\s(\".])[^\W\d_]\.$")
 _WORD = re.compile(r"[^\s\"'“‘(\[]+$")
 
 
@@ -35,39 +38,49 @@ def piece_texts(tokens: Tokens) -> list[tuple[str, str]]:
     stood before a punctuation mark, so spaces are put where English has them. Where one character
     is spread over several pieces, the first has it and the others are empty.
     """
+    byte_level = any("Ġ" in string or _LATER_BYTE.match(string) for string in tokens.strings)
     marked = any(string.startswith(SPACE_MARKS) for string in tokens.strings)
     ended = any(string.endswith(WORD_END) for string in tokens.strings)
     pieces: list[tuple[str, str]] = []
-    before = ""  # the text so far that spaces depend on
+    before = ""  # the end of the text so far
+    quotes = 0  # straight quotation marks so far: an odd number means that one is open
     for at, (string, text) in enumerate(zip(tokens.strings, tokens.texts, strict=True)):
-        if at and _is_rest_of_character(tokens, at):
-            pieces.append(("", ""))
+        if string and not string.strip("".join(SPACE_MARKS)):  # only a space
+            pieces.append(("", " " * len(string) if at else ""))
+            before += pieces[-1][1]
             continue
-        if not at or before[-1:].isspace() or text[:1].isspace():
+        if at and _continues_character(tokens, at, byte_level=byte_level):
+            text = text[1:]
+            if not text:
+                pieces.append(("", ""))
+                continue
+        if not at or text[:1].isspace():
             space = False
         elif tokens.special[at] or tokens.special[at - 1]:
             space = True
         elif marked:
             space = string.startswith(SPACE_MARKS)
+        elif before[-1:].isspace():
+            space = False
         elif ended:
             space = tokens.strings[at - 1].endswith(WORD_END)
         else:
-            space = _has_space(tokens, at, before)
+            space = _has_space(tokens, at, before, quoted=quotes % 2 == 1)
+        quotes += text.count('"')
         pieces.append((" " * space, text))
         before = (before + " " * space + text)[-3:]
     return pieces
 
 
-def _is_rest_of_character(tokens: Tokens, at: int) -> bool:
-    """Whether the piece is a later byte of the character that the piece before it began."""
+def _continues_character(tokens: Tokens, at: int, *, byte_level: bool) -> bool:
+    """Whether a piece begins with a later byte of the character that the piece before it began."""
     text, string = tokens.texts[at], tokens.strings[at]
-    if len(text) != 1 or text.isascii() or text != tokens.texts[at - 1]:
+    if not text or text[0].isascii() or text[0] != tokens.texts[at - 1][-1:]:
         return False
-    byte_level = len(string) < len(text.encode("utf-8", "surrogatepass")) and string != text
-    return byte_level or bool(_BYTE.fullmatch(string))
+    return bool(_LATER_FALLBACK.match(string) or (byte_level and _LATER_BYTE.match(string)))
 
 
-def _has_space(tokens: Tokens, at: int, before: str) -> bool:
+def _has_space(tokens: Tokens, at: int, before: str, *, quoted: bool) -> bool:
     """Guess whether a space stands before a piece of a tokenizer that does not mark spaces."""
     string, text = tokens.strings[at], tokens.texts[at]
     if string.startswith(CONTINUES) and len(string) > len(CONTINUES):
@@ -75,6 +88,10 @@ def _has_space(tokens: Tokens, at: int, before: str) -> bool:
     if tokens.word_of is not None and tokens.word_of[at] == tokens.word_of[at - 1]:
         return False
     if text[:1] in CLOSING or before[-1:] in OPENING:
+        return False
+    if quoted and '"' in (text[:1], before[-1:]):
+        return False
+    if len(text) == 1 and text.isalpha() and _LETTER.search(before):  # "e.g.", "U.S."
         return False
     if text[:1] in "-'’/" or before[-1:] in tuple("-'’/"):
         return False

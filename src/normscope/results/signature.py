@@ -30,12 +30,20 @@ class Signature:
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: Any, settings: Mapping[str, str], path: str = ""
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        settings: Mapping[str, str],
+        path: str | None = "",
+        *,
+        conventions: str = CONVENTIONS,
     ) -> None:
         self._model, self._tokenizer = weakref.ref(model), tokenizer
         named: Any = model
         self._known = identity(named)
         self._settings, self._path = dict(settings), path
+        self._conventions = conventions
+        self._shared: dict[str, str] = {}  # what signatures of the same model have in common
         self._state = state_of(model)
         self._text: str | None = None
 
@@ -45,22 +53,33 @@ class Signature:
         other._path, other._text = path, None
         return other
 
+    def with_settings(self, settings: Mapping[str, str]) -> Signature:
+        """Return the signature of another result of the same model; weights are hashed once."""
+        other = copy.copy(self)
+        other._settings, other._text = dict(settings), None
+        return other
+
     def text(self) -> str:
         """Return `key:value` pairs joined by `|`, always in the same order."""
         if self._text is None:
             fields = {
                 "model": self._known["name"],
                 "revision": self._known["revision"] or "none",
-                "weights": self._weights(),
-                "tokenizer": tokenizer_name(self._tokenizer),
+                **self._common(),
                 **self._settings,
-                "path": self._path,
-                "conventions": CONVENTIONS,
+                **({} if self._path is None else {"path": self._path}),
+                "conventions": self._conventions,
                 **versions(),
             }
             self._text = "|".join(f"{key}:{value}" for key, value in fields.items())
             self._tokenizer = None
         return self._text
+
+    def _common(self) -> dict[str, str]:
+        if not self._shared:
+            self._shared["weights"] = self._weights()
+            self._shared["tokenizer"] = tokenizer_name(self._tokenizer)
+        return self._shared
 
     def _weights(self) -> str:
         model = self._model()

@@ -11,18 +11,23 @@ from normscope.show.page.encode import Viewable, payload
 
 
 def widget(result: Viewable) -> Any:
-    """Return a widget that shows a result, or several of the same text; it needs no network."""
+    """Return a widget that shows a result, several of the same text, or an attribution.
+
+    It needs no network.
+    """
     try:
         import anywidget
         import traitlets
     except ImportError as error:
         raise MissingExtraError("anywidget", "notebook") from error
 
+    content = payload(result)
+
     class Viewer(anywidget.AnyWidget):
         """A widget that carries its code and style; the data is JSON and never executed."""
 
-        _esm = code("widget")
+        _esm = code("widget", content["format"])
         _css = asset("viewer.css")
         data = traitlets.Unicode().tag(sync=True)
 
-    return Viewer(data=json.dumps(payload(result)))
+    return Viewer(data=json.dumps(content))

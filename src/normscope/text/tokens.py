@@ -97,6 +97,7 @@ def encode(
     max_length: int | None,
     truncate: bool,
     as_target: bool = False,
+    framed: bool = True,
 ) -> Encoded:
     """Encode one text, or one pair of texts, with the tokenizer's own special tokens.
 
@@ -111,6 +112,7 @@ def encode(
             special tokens stay.
         as_target: encode as the text that a translation model writes, which can have another
             language code or another vocabulary than the text it reads.
+        framed: let the tokenizer add its special tokens; False for a text that has them already.
     """
     _check_tokenizer(tokenizer)
     _check_text("text", text)
@@ -119,7 +121,8 @@ def encode(
     texts = (text,) if text_pair is None else (text, text_pair)
     with state_kept(tokenizer):
         choose_side(tokenizer, as_target=as_target)
-        encoding = _call(tokenizer, texts, as_target=as_target)
+        how = {"as_target": as_target, "framed": framed}
+        encoding = _call(tokenizer, texts, **how)
         if max_length is not None and (length := len(encoding["input_ids"])) > max_length:
             if not truncate:
                 subject = "the text gives" if text_pair is None else "text and text_pair give"
@@ -128,7 +131,7 @@ def encode(
                     f"most {max_length}; shorten the text, or cut it to the limit with "
                     "truncate=True (on the command line: --truncate)"
                 )
-            encoding = _call_cut(tokenizer, texts, max_length, as_target=as_target)
+            encoding = _call_cut(tokenizer, texts, max_length, **how)
         return _label(tokenizer, texts, encoding)
 
 
@@ -240,7 +243,12 @@ def choose_side(tokenizer: Tokenizer, *, as_target: bool) -> None:
 
 
 def _call(
-    tokenizer: Tokenizer, texts: tuple[str, ...], *, as_target: bool, cut_to: int | None = None
+    tokenizer: Tokenizer,
+    texts: tuple[str, ...],
+    *,
+    as_target: bool,
+    framed: bool,
+    cut_to: int | None = None,
 ) -> BatchEncoding:
     names = ("text_target", "text_pair_target") if as_target else ("text", "text_pair")
     arguments: dict[str, Any] = dict(zip(names, texts, strict=False))
@@ -248,6 +256,7 @@ def _call(
         arguments.update(truncation="longest_first", max_length=cut_to)
     encoding: BatchEncoding = tokenizer(
         **arguments,
+        add_special_tokens=framed,
         return_special_tokens_mask=True,
         return_offsets_mapping=tokenizer.is_fast,
         verbose=False,  # no warning about the length, which is checked afterwards
@@ -256,10 +265,10 @@ def _call(
 
 
 def _call_cut(
-    tokenizer: Tokenizer, texts: tuple[str, ...], max_length: int, *, as_target: bool
+    tokenizer: Tokenizer, texts: tuple[str, ...], max_length: int, *, as_target: bool, framed: bool
 ) -> BatchEncoding:
     """Encode and drop the tokens beyond the limit; special tokens are kept."""
-    frame = tokenizer.num_special_tokens_to_add(pair=len(texts) == 2)
+    frame = tokenizer.num_special_tokens_to_add(pair=len(texts) == 2) if framed else 0
     room = max_length - frame
     if room < len(texts):
         raise InputError(
@@ -267,7 +276,7 @@ def _call_cut(
             f"{frame} special tokens; it must be at least {frame + len(texts)}"
         )
     if tokenizer.is_fast:
-        return _call(tokenizer, texts, as_target=as_target, cut_to=max_length)
+        return _call(tokenizer, texts, as_target=as_target, framed=framed, cut_to=max_length)
     # transformers' Python tokenizers log a warning when they cut a pair, so cut before the call.
     slow: Any = tokenizer
     if as_target and hasattr(slow, "_switch_to_target_mode"):
@@ -279,7 +288,7 @@ def _call_cut(
     left = slow.truncation_side == "left"
     cut = [row[-count:] if left else row[:count] for row, count in zip(ids, counts, strict=True)]
     encoding: BatchEncoding = slow.prepare_for_model(
-        *cut, return_special_tokens_mask=True, verbose=False
+        *cut, add_special_tokens=framed, return_special_tokens_mask=True, verbose=False
     )
     return encoding
 

@@ -5,6 +5,11 @@ what has to stay in registers; they were chosen by timing on an H200. The kernel
 for Triton's compiler, so nothing may wrap them, not even a type checker: hence ``no_type_check``.
 """
 
+from normscope.kernels.triton.backward import (
+    product_cotangents,
+    slope_cotangents,
+    value_cotangents,
+)
 from normscope.kernels.triton.cells import quadratic_norms
 from normscope.kernels.triton.flash import attention_lse, flash_norms
 from normscope.kernels.triton.grams import gram_matrices
@@ -14,6 +19,9 @@ __all__ = [
     "attention_lse",
     "flash_norms",
     "gram_matrices",
+    "product_cotangents",
     "quadratic_norms",
     "row_lengths",
+    "slope_cotangents",
+    "value_cotangents",
 ]

@@ -6,7 +6,8 @@
     gather(model, …)       the results that the command line shows on a page
 
 The first three take one result, or several of the same text, such as one with heads="each" and one
-with more maps; several are shown together.
+with more maps; several are shown together. They also take an attribution, for which the page has
+another view.
 """
 
 from normscope.show.page.document import page, write

@@ -9,18 +9,23 @@ from typing import Any
 from normscope.foundation.files import check_file, whole_file
 from normscope.results.arrays import printable
 from normscope.show import html
+from normscope.show.page.encode import FORMAT as MAPS
 from normscope.show.page.encode import Viewable, payload
+from normscope.show.page.shares import FORMAT as SHARES
 
-# The modules of the viewer, in the order in which they are joined into one script.
-MODULES = (
-    *("text", "data", "colour", "forms", "state", "fields", "tokens", "matrix", "overview", "side"),
-    *("export", "controls", "viewer"),
-)
+# The modules of each kind of page, in the order in which they are joined into one script.
+MODULES = {
+    MAPS: (
+        *("text", "data", "colour", "forms", "state", "fields", "tokens", "matrix", "overview"),
+        *("side", "export", "controls", "viewer"),
+    ),
+    SHARES: ("text", "data", "colour", "forms", "sums", "passage", "strips", "shares"),
+}
 TITLE_LENGTH = 60  # characters of the text in the title
 
 _BODY = """\
 <main class="normscope" id="normscope"><noscript>
-This page needs JavaScript to show its maps.
+This page needs JavaScript to show its numbers.
 </noscript></main>
 <script type="application/json" id="normscope-data">{{ data | tojson }}</script>
 """
@@ -37,7 +42,7 @@ def page_of(data: dict[str, Any]) -> str:
         title(data),
         html.render(_BODY, data=data),
         style=asset("viewer.css"),
-        script="(() => {\n" + code("page") + "})();\n",
+        script="(() => {\n" + code("page", data["format"]) + "})();\n",
     )
 
 
@@ -49,9 +54,9 @@ def write(result: Viewable, path: str | os.PathLike[str]) -> None:
         file.write(content)
 
 
-def code(start: str) -> str:
-    """Return the viewer's JavaScript, ending with the module that starts it: page or widget."""
-    return '"use strict";\n' + "".join(asset(f"js/{name}.js") for name in (*MODULES, start))
+def code(start: str, kind: str = MAPS) -> str:
+    """Return the JavaScript of a kind of page, ending with what starts it: page or widget."""
+    return '"use strict";\n' + "".join(asset(f"js/{name}.js") for name in (*MODULES[kind], start))
 
 
 def asset(name: str) -> str:
@@ -60,9 +65,12 @@ def asset(name: str) -> str:
 
 
 def title(data: dict[str, Any]) -> str:
-    """Return the first words of the text, as the title of the page."""
-    tokens = data["tokens"][data["parts"][0]["tokens"]]
-    words = printable(" ".join(tokens.get("words", tokens["texts"])))
+    """Return the question of an attribution, or the first words of the text, as the title."""
+    if data["format"] == SHARES:
+        words = printable(data["question"])
+    else:
+        tokens = data["tokens"][data["parts"][0]["tokens"]]
+        words = printable(" ".join(tokens.get("words", tokens["texts"])))
     if len(words) > TITLE_LENGTH:
         words = words[:TITLE_LENGTH] + "…"
     return f"{words} · normscope"

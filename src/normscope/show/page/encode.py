@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from normscope.decomposition.scopes import NAMES, NORMS, WEIGHTS
 from normscope.errors import InputError
-from normscope.results.arrays import LabelledArray, merge_words
+from normscope.results.arrays import LabelledArray
 from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
+from normscope.show.page.shares import clean, plain_tokens, shares_payload
 from normscope.show.page.slabs import Slabs
 from normscope.show.wording import describe
 from normscope.text.tokens import Tokens
@@ -27,20 +28,24 @@ def payload(result: Viewable) -> dict[str, Any]:
     """Return everything that the page shows, in plain JSON types.
 
     Args:
-        result: One result, or several of the same text, which are shown together.
+        result: One result, or several of the same text, which are shown together; or one
+            attribution.
 
     Raises:
         InputError: If there is no result, or results of different texts, layers or parts, or a map
             with negative or non-finite cells.
     """
-    results = _checked_results(result)
-    signatures = list(dict.fromkeys(_clean(each.signature) for each in results))
+    given = [result] if isinstance(result, Contributions | Attribution) else list(result)
+    if len(given) == 1 and isinstance(given[0], Attribution):
+        return shares_payload(given[0])
+    results = _checked_results(given)
+    signatures = list(dict.fromkeys(clean(each.signature) for each in results))
     numbers: dict[Tokens, int] = {}  # a token list is stored once and referred to by number
     slabs = Slabs()
     parts = []
     for name in dict.fromkeys(name for each in results for name in _parts(each)):
         owners = [
-            (_parts(each)[name], signatures.index(_clean(each.signature)))
+            (_parts(each)[name], signatures.index(clean(each.signature)))
             for each in results
             if name in _parts(each)
         ]
@@ -50,20 +55,20 @@ def payload(result: Viewable) -> dict[str, Any]:
         "version": VERSION,
         "pair": [WEIGHTS, NORMS],  # the two maps that the page compares when it opens
         "signatures": signatures,
-        "tokens": [_tokens(tokens) for tokens in numbers],
+        "tokens": [plain_tokens(tokens) for tokens in numbers],
         "parts": parts,
         "slabs": slabs.encoded(),
     }
 
 
-def _checked_results(result: Viewable) -> list[Contributions]:
-    given = [result] if isinstance(result, Contributions | Attribution) else list(result)
+def _checked_results(given: Sequence[Contributions | Attribution]) -> list[Contributions]:
     results = [each for each in given if isinstance(each, Contributions)]
     if not results or len(results) < len(given):
         kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
         raise InputError(
-            f"a page shows the result of analyze(), or several of them, but was given {kinds}; "
-            "results of analyze(…, reduce=…) have no maps to show"
+            "a page shows the result of analyze(), or several of them, or one result of "
+            f"attribute(), but was given {kinds}; results of analyze(…, reduce=…) have no maps to "
+            "show"
         )
     if len({bool(each.parts) for each in results}) > 1:
         raise InputError("these results have different parts; give results of one model and text")
@@ -72,27 +77,6 @@ def _checked_results(result: Viewable) -> list[Contributions]:
 
 def _parts(result: Contributions) -> dict[str, Contributions]:
     return dict(result.parts or {"": result})
-
-
-def _clean(text: str) -> str:
-    """Write out lone surrogates, which UTF-8 cannot encode."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _tokens(tokens: Tokens) -> dict[str, Any]:
-    plain: dict[str, Any] = {
-        "pieces": list(tokens.strings),
-        "texts": list(tokens.texts),
-        "special": [int(special) for special in tokens.special],
-    }
-    if tokens.word_of is not None:
-        groups, words = merge_words(tokens)
-        word = [0] * len(tokens)
-        for number, group in enumerate(groups):
-            for position in group:
-                word[position] = number
-        plain |= {"word": word, "words": list(words.strings)}
-    return plain
 
 
 def _part(

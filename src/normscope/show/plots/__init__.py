@@ -10,6 +10,8 @@
     mixing_ratio           by layer, of a result or of a corpus            (2021, Figure 3)
     preserved_and_mixed    what a token keeps, what others mix in          (2021)
     change, amplified      along the layer, through the feed-forward       (2024)
+    attribution            shares of the tokens in an answer, or in several
+    trace                  the same, layer by layer
     statistics_figures     all figures that the tables of a corpus allow
 
 Each function takes a result or a table (a mapping of columns, a pandas DataFrame, or a table of the
@@ -27,12 +29,14 @@ from normscope.show.plots.lines import (
     singular_values,
 )
 from normscope.show.plots.maps import COLOURS, compare, heatmap, scopes
+from normscope.show.plots.shares import attribution, trace
 from normscope.show.plots.tables import alpha_and_norm, amplified, frequency, heads
 
 __all__ = [
     "COLOURS",
     "alpha_and_norm",
     "amplified",
+    "attribution",
     "categories",
     "change",
     "compare",
@@ -44,4 +48,5 @@ __all__ = [
     "scopes",
     "singular_values",
     "statistics_figures",
+    "trace",
 ]

@@ -1,0 +1,482 @@
+"""`attribute_inputs` explains an output by the model's own inputs: ids, pixels, audio."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from normscope.attribution.answers import (
+    CallerValue,
+    ChoiceValue,
+    LogitValue,
+    Term,
+    Terms,
+    span_terms,
+)
+from normscope.attribution.api import check_model, gradients, signature_of
+from normscope.attribution.assembly import Labels, attribution
+from normscope.attribution.baselines import EMBEDDINGS, embedded
+from normscope.attribution.heads import (
+    CAUSAL,
+    CHOICES,
+    LABELS,
+    MASKED,
+    NO_HEAD,
+    SEQ2SEQ,
+    SPANS,
+    WORDS,
+    core,
+    head_of,
+    is_index,
+    labels_of,
+    no_head,
+)
+from normscope.attribution.labels import label_terms
+from normscope.attribution.options import MEAN, SECANT, ZERO, AttributionOptions, Question
+from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.reading import join_tokens
+from normscope.attribution.rows import position_in
+from normscope.attribution.rules import rules_of
+from normscope.attribution.tracing import Segment
+from normscope.engine.batch import is_vision, named
+from normscope.engine.batches import out_of_memory
+from normscope.errors import InputError
+from normscope.models.loading import resolve
+from normscope.models.running import accepted_by, evaluating
+from normscope.results.arrays import take
+from normscope.results.attribution import Attribution
+from normscope.text.limits import embedding_table
+from normscope.text.tokens import Tokens
+
+Mask = NDArray[np.bool_]
+EXTRA = ("[CLS]", "[DIST]")  # tokens before the patches of an image
+
+
+def attribute_inputs(
+    model: Any,
+    inputs: Mapping[str, Any],
+    tokens: Sequence[Sequence[str]] | None = None,
+    *,
+    answer: Any = None,
+    foil: Any = None,
+    position: int | Sequence[int] | None = None,
+    baseline: Any = None,
+    method: str | None = None,
+    units: str = "logit",
+    gate: str = "half",
+    trace: bool = False,
+    recompute: bool | str = "auto",
+) -> list[Attribution]:
+    """Explain an output by the model's own inputs: ids, pixels, audio, embeddings.
+
+    Args:
+        model: a transformers model with its head, a folder or a hub name.
+        inputs: the keyword arguments of its forward pass, as tensors.
+        tokens: the names of the positions of each row, with or without its padding; by default,
+            ids, patches ("patch 0,3"), frames or numbers.
+        answer: an id, a label or its index, (start, end) of a span; a function of the model's
+            output for one row; a list of these, one for each row. None: the model's own choice.
+        foil: what the answer is compared with.
+        position: the output position among the real positions of a row. Default: the last one of
+            a language model.
+        baseline: another mapping of inputs with the same shapes; an id in place of all; "zero";
+            "mean" of the embeddings; or a list of these, over which shares are averaged.
+        method: as for :func:`attribute`, also the following.
+        units: "logit" or "logprob".
+        gate: "half", "gate", "up" or "ig".
+        trace: also compute the shares at every layer.
+        recompute: "auto", True or False.
+
+    Returns:
+        One result for each row; positions that the attention mask marks as padding are removed.
+    """
+    options = AttributionOptions(method, gate, units, trace, recompute).checked()
+    with gradients():
+        model, _ = resolve(model)
+        check_model(model)
+        rows = InputRows(model, inputs, tokens)
+        per_row = {"answer": answer, "foil": foil, "position": position}
+        questions = rows.questions(per_row, baseline)
+        chosen = options.method_for(questions[0])
+        value, kept = rows.value(questions, options, exact=chosen == SECANT)
+        given = {**rows.inputs, **({} if kept is None else {"logits_to_keep": kept})}
+        shares = []
+        for entry in questions[0].baselines or (None,):
+            real, others = rows.pair(given, value, entry)
+            try:
+                with evaluating(model):
+                    shares.append(
+                        explain(
+                            model,
+                            real,
+                            value,
+                            rules_of(chosen, gate),
+                            trace=trace,
+                            recompute=recompute,
+                            baseline_inputs=others,
+                        )
+                    )
+            except torch.OutOfMemoryError as error:
+                raise out_of_memory("this batch: give fewer rows at once") from error
+        settings = options.describe(chosen)
+        return [
+            rows.result(row, shares, value, questions[row], settings) for row in range(rows.count)
+        ]
+
+
+class InputRows:
+    """The rows of a batch of tensors: which positions are real, and what they are called.
+
+    Args:
+        model: a transformers model.
+        inputs: the keyword arguments of its forward pass.
+        tokens: the names of the positions of each row, if known.
+    """
+
+    def __init__(
+        self, model: Any, inputs: Mapping[str, Any], tokens: Sequence[Sequence[str]] | None
+    ) -> None:
+        if not isinstance(inputs, Mapping) or not any(
+            isinstance(v, Tensor) for v in inputs.values()
+        ):
+            raise InputError(
+                "attribute_inputs() takes a mapping of tensors (input_ids, pixel_values, …) as the "
+                f"model itself does, but was given {type(inputs).__name__}"
+            )
+        self.model, self.head = model, head_of(model)
+        self.inputs = {name: _moved(model, value) for name, value in inputs.items()}
+        self.count = len(next(v for v in self.inputs.values() if isinstance(v, Tensor)))
+        self.choices = 1
+        if self.head == CHOICES:
+            self.choices = next(v for v in self.inputs.values() if isinstance(v, Tensor)).shape[1]
+            self.inputs = {
+                name: value.flatten(0, 1).unsqueeze(1) if isinstance(value, Tensor) else value
+                for name, value in self.inputs.items()
+            }
+        self.two = bool(getattr(core(model).config, "is_encoder_decoder", False))
+        self.tokens = tokens
+        self._signature = signature_of(model, None, {})
+        if tokens is not None and len(tokens) != self.count:
+            raise InputError(f"tokens has {len(tokens)} rows, and the inputs have {self.count}")
+        for name in EMBEDDINGS:
+            if name in self.inputs:
+                self._check_ids(name)
+
+    def _check_ids(self, name: str) -> None:
+        ids = self.inputs[name]
+        table = embedding_table(core(self.model), as_target=name != "input_ids")  # type: ignore[arg-type]
+        rows = None if table is None else len(table)
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or (rows is not None and high >= rows):
+            bad = low if low < 0 else high
+            valid = "" if rows is None else f"; the model has ids 0 to {rows - 1}"
+            raise InputError(f"{name} has the id {bad}, which is out of range{valid}")
+        mask = self.inputs.get("attention_mask" if name == "input_ids" else f"decoder_{MASK}")
+        if isinstance(mask, Tensor) and not bool(mask.bool().flatten(0, -2).any(-1).all()):
+            raise InputError(f"a row of the mask of {name} is all zero: it has no real position")
+
+    # ---- positions
+
+    def read(self, row: int) -> Mask:
+        """Return the real positions of what an answer's position counts."""
+        name = "decoder_input_ids" if self.head == SEQ2SEQ else "input_ids"
+        mask = self.inputs.get(f"decoder_{MASK}" if self.head == SEQ2SEQ else MASK)
+        ids = self.inputs.get(name, self.inputs.get(EMBEDDINGS[name]))
+        if not isinstance(ids, Tensor):
+            length = 0 if not isinstance(mask, Tensor) else mask.shape[-1]
+            return np.ones(length, dtype=np.bool_)
+        if not isinstance(mask, Tensor) or mask.ndim != 2:
+            return np.ones(ids.shape[1], dtype=np.bool_)
+        return mask[row].bool().cpu().numpy()
+
+    def real(self, stack: str, row: int, length: int) -> Mask:
+        """Return which of a stack's positions are real."""
+        decoder = self.two and stack == "decoder"
+        mask = self.inputs.get(f"decoder_{MASK}" if decoder else MASK)
+        full = np.ones(length, dtype=np.bool_)
+        if not isinstance(mask, Tensor) or is_vision(stack):
+            return full
+        if mask.ndim == 3:  # each choice is a row
+            mask = mask.flatten(0, 1)
+        if mask.shape[1] != length:
+            shrink = getattr(self.model, "_get_feature_vector_attention_mask", None)
+            if shrink is None:
+                return full
+            mask = shrink(length, mask)
+        return mask[row].bool().cpu().numpy()
+
+    def names(self, stack: str, row: int, real: Mask, first: bool) -> Tokens:
+        """Return the names of the real positions of a row in a stack."""
+        kept = np.flatnonzero(real).tolist()
+        if self.tokens is not None and first:
+            tokens = named(self.tokens[row])
+            tokens = take(tokens, kept) if len(tokens) == len(real) else tokens
+            if len(tokens) != len(kept):
+                raise InputError(
+                    f"tokens names {len(tokens)} positions of row {row}, but it has {len(kept)} "
+                    f"real ones ({len(real)} with padding)"
+                )
+            return tokens
+        decoder = self.two and stack == "decoder"
+        ids = self.inputs.get("decoder_input_ids" if decoder else "input_ids")
+        if isinstance(ids, Tensor) and ids.shape[-1] == len(real) and not is_vision(stack):
+            if ids.ndim == 3:
+                ids = ids.flatten(0, 1)
+            chosen = [int(index) for index in ids[row].cpu().numpy()[real]]
+            return replace(named([str(index) for index in chosen]), ids=tuple(chosen))
+        patches = None if decoder else self._patches(len(real))
+        if patches is not None:
+            return take(patches, kept)
+        audio = any(name in self.inputs for name in ("input_values", "input_features"))
+        what = "frame" if audio and not decoder else "position"
+        return named([f"{what} {at}" for at in kept])
+
+    def _patches(self, length: int) -> Tokens | None:
+        """Return the names of an image's patches, by row and column, if the grid is known."""
+        pixels = self.inputs.get("pixel_values")
+        config: Any = core(self.model).config
+        config = getattr(config, "vision_config", None) or config
+        size = getattr(config, "patch_size", None)
+        if not isinstance(pixels, Tensor) or pixels.ndim != 4 or size is None:
+            return None
+        high, wide = (size, size) if isinstance(size, int) else tuple(size)
+        rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
+        extra = length - rows * columns
+        if not 0 <= extra <= 16:
+            return None
+        before = [EXTRA[i] if i < len(EXTRA) and extra <= 2 else f"extra {i}" for i in range(extra)]
+        if extra > 2:
+            before[0] = EXTRA[0]
+        grid = [f"patch {r},{c}" for r in range(rows) for c in range(columns)]
+        tokens = named([*before, *grid])
+        return replace(tokens, special=tuple(i < extra for i in range(len(tokens))))
+
+    # ---- questions
+
+    def questions(self, asked: Mapping[str, Any], baseline: Any) -> list[Question]:
+        """Return the question of each row."""
+        if isinstance(baseline, Mapping):
+            baseline = [baseline]
+        columns = {
+            name: list(value) if _is_list(value) else [value] * self.count
+            for name, value in asked.items()
+        }
+        for name, column in columns.items():
+            if len(column) != self.count:
+                raise InputError(
+                    f"{name} is a list of {len(column)} for {self.count} rows: give one for each"
+                )
+        rows = zip(*columns.values(), strict=True)
+        return [
+            Question(**dict(zip(columns, row, strict=True)), baseline=baseline).checked()
+            for row in rows
+        ]
+
+    def value(
+        self, questions: Sequence[Question], options: AttributionOptions, *, exact: bool
+    ) -> tuple[Any, list[int] | None]:
+        """Return what is explained, and the positions that logits are kept of, if not all."""
+        functions = [question.answer for question in questions if callable(question.answer)]
+        if functions:
+            if len(functions) != len(questions) or len({*map(id, functions)}) != 1:
+                raise InputError("one function is the answer for all rows, or for none")
+            return CallerValue(functions[0], self.count), None
+        if self.head == NO_HEAD:
+            raise no_head(self.model)
+        terms = [[self._terms(row, question)] for row, question in enumerate(questions)]
+        kept = None
+        if self.head == CAUSAL and "logits_to_keep" in accepted_by(core(self.model)):
+            kept = sorted({term.place for row in terms for step in row for term in step})
+        valid = None
+        if self.head == SPANS:
+            valid = [np.flatnonzero(self.read(row)).tolist() for row in range(self.count)]
+        how: dict[str, Any] = {"units": options.units, "exact": exact}
+        if self.head == CHOICES:
+            valid = [list(range(self.choices))] * self.count
+            return ChoiceValue(self.head, terms, valid=valid, **how), None
+        return LogitValue(self.head, terms, kept=kept, valid=valid, **how), kept
+
+    def _terms(self, row: int, question: Question) -> Terms:
+        if self.head == SPANS:
+            return self._span(row, question)
+        place = self._place(row, question)
+        if self.head not in (*WORDS, CHOICES):
+            terms, _, _ = label_terms(self.model, question, place)
+            return terms
+        if question.answer is None:
+            return (Term(place, None),)
+        given = [(question.answer, 1.0), (question.foil, -1.0)]
+        terms_of: list[Term] = []
+        for answer, weight in given:
+            if answer is None:
+                continue
+            if not is_index(answer) or int(answer) < 0:
+                raise InputError(
+                    f"an answer here is one id, since there is no tokenizer: not {answer!r:.60}"
+                )
+            terms_of.append(Term(place, int(answer), weight))
+        return tuple(terms_of)
+
+    def _place(self, row: int, question: Question) -> int:
+        """Return the column of an output position."""
+        if self.head in (LABELS, CHOICES):
+            if question.position is not None:
+                raise InputError("the model has one output for a whole row: leave out position")
+            return 0
+        real = np.flatnonzero(self.read(row))
+        if question.position is not None:
+            if not len(real):
+                return question.position
+            return int(real[position_in(Tokens.positions(len(real)), question.position)])
+        if self.head in (CAUSAL, SEQ2SEQ) and len(real):
+            return int(real[-1])
+        mask = getattr(core(self.model).config, "mask_token_id", None)
+        ids = self.inputs.get("input_ids")
+        if self.head == MASKED and mask is not None and isinstance(ids, Tensor):
+            places = (ids[row] == mask).nonzero().flatten().tolist()
+            if len(places) == 1:
+                return int(places[0])
+        raise InputError(
+            f"{type(self.model).__name__} has an output at each position: give position="
+        )
+
+    def _span(self, row: int, question: Question) -> Terms:
+        if question.answer is None or question.answer == "span":
+            return (Term(0, None), Term(1, None))
+        real = np.flatnonzero(self.read(row))
+        terms: Terms = ()
+        for span, weight in ((question.answer, 1.0), (question.foil, -1.0)):
+            if span is None:
+                continue
+            if isinstance(span, str) or len(span) != 2:
+                raise InputError(f"a span is (start, end), not {span!r:.60}")
+            known = Tokens.positions(len(real))
+            start, end = (int(real[position_in(known, int(at))]) for at in span)
+            terms = (*terms, *span_terms(start, end, weight))
+        return terms
+
+    # ---- baselines
+
+    def pair(
+        self, given: Mapping[str, Any], value: Any, baseline: Any
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+        """Return the inputs and those of a baseline."""
+        if baseline is None:
+            return given, None
+        if isinstance(baseline, Mapping):
+            others = {**given, **{k: _moved(self.model, v) for k, v in baseline.items()}}
+            for name, tensor in given.items():
+                if isinstance(tensor, Tensor) and others[name].shape != tensor.shape:
+                    raise InputError(
+                        f"{name} of the baseline has shape {tuple(others[name].shape)}, and that "
+                        f"of the inputs {tuple(tensor.shape)}: they must be equal"
+                    )
+            return given, others
+        ids = [name for name in EMBEDDINGS if name in given]
+        masks = {name: self._mask_of(name) for name in ids}
+        if is_index(baseline):
+            if not ids:
+                raise InputError("a baseline that is an id needs inputs that are ids")
+            changed = {
+                name: torch.where(masks[name], torch.full_like(given[name], baseline), given[name])
+                for name in ids
+            }
+            return given, {**given, **changed}
+        if baseline not in (ZERO, MEAN):
+            raise InputError(
+                'a baseline here is a mapping of tensors, an id, "zero" or "mean", not '
+                f"{baseline!r:.60}"
+            )
+        if ids:
+            with evaluating(self.model):
+                return embedded(self.model, given, value, {"kind": baseline, **masks})
+        floats = {
+            name: torch.zeros_like(tensor)
+            for name, tensor in given.items()
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and MASK not in name
+        }
+        if baseline == MEAN or not floats:
+            raise InputError('"mean" is the mean of the embeddings of ids, and there are none')
+        return given, {**given, **floats}
+
+    def _mask_of(self, name: str) -> Tensor:
+        ids = self.inputs[name]
+        mask = self.inputs.get(MASK if name == "input_ids" else f"decoder_{MASK}")
+        usable = isinstance(mask, Tensor) and mask.shape == ids.shape
+        return mask.bool() if usable and mask is not None else torch.ones_like(ids).bool()
+
+    # ---- results
+
+    def result(
+        self,
+        row: int,
+        shares: Sequence[RowShares],
+        value: Any,
+        question: Question,
+        settings: Mapping[str, str],
+    ) -> Attribution:
+        """Return the result of one row."""
+        choices = self.choices
+        lengths = {source.stack: source.shares.shape[2] for source in shares[0].sources}
+        segments, tokens, sides = [], None, list[str]()
+        for number, (stack, length) in enumerate(lengths.items()):
+            for at in range(row * choices, (row + 1) * choices):
+                real = self.real(stack, at, length)
+                names = self.names(stack, at, real, number == 0 and choices == 1)
+                tokens = names if tokens is None else join_tokens(tokens, names)
+                segments.append(Segment(stack, at, real))
+                side = ("target" if stack == "decoder" else "source") if self.two else "text"
+                sides += [side] * len(names)
+        assert tokens is not None
+        terms = value.rows[row][0] if isinstance(value, LogitValue) else ()
+        words = [self._word(term) for term in terms]
+        positive = sum(term.weight > 0 for term in terms)
+        described = {**settings, "answer": ",".join(words[:positive]) or "function"}
+        if words[positive:]:
+            described["foil"] = ",".join(words[positive:])
+        if question.baselines:
+            described["baseline"] = ",".join(
+                "inputs" if isinstance(b, Mapping) else str(b) for b in question.baselines
+            )
+        dtype = next(self.model.parameters()).dtype
+        described["dtype"] = str(dtype).removeprefix("torch.")
+        labels = Labels(
+            tokens=tokens,
+            sides=sides,
+            explained=None,
+            answer=", ".join(words[:positive]),
+            foil=", ".join(words[positive:]) or None,
+            settings=described,
+            signature=self._signature.with_settings(described),
+        )
+        rows = slice(row * choices, (row + 1) * choices)
+        return attribution(shares, rows, segments, labels)
+
+    def _word(self, term: Term) -> str:
+        index = str(term.index)
+        if self.head in (*WORDS, SPANS, CHOICES) or term.index is None:
+            return index
+        return labels_of(self.model).get(term.index, index)
+
+
+MASK = "attention_mask"
+
+
+def _is_list(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, list)
+
+
+def _moved(model: Any, value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    # A tensor made in inference mode cannot be part of a graph; its copy can.
+    value = value.clone() if value.is_inference() else value
+    return value.to(model.device)

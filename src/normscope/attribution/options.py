@@ -1,0 +1,207 @@
+"""What `attribute` explains and how, declared once for Python and the command line.
+
+This module imports neither torch nor transformers, so that the command line's help is fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from normscope.attribution.rules import GATES, RULES
+from normscope.errors import InputError
+
+FROZEN, SECANT = "frozen", "secant"
+METHODS = tuple(RULES)
+LOGIT, LOGPROB = "logit", "logprob"
+UNITS = (LOGIT, LOGPROB)
+RECOMPUTE = ("auto", True, False)
+SPAN = "span"  # the answer of a question-answering model that is its own best span
+ZERO, MEAN = "zero", "mean"  # baselines that are embeddings, not tokens
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is explained of one text; the keyword arguments of `attribute` of the same names."""
+
+    answer: Any = field(
+        default=None,
+        metadata={
+            "metavar": "TEXT",
+            "help": "What to explain: the next token or tokens of a language model (with the "
+            "space before them), a label of a classifier or its number. Default: the model's own "
+            "choice.",
+        },
+    )
+    foil: Any = field(
+        default=None,
+        metadata={"metavar": "TEXT", "help": "Explain why the answer and not this."},
+    )
+    text_pair: Any = field(
+        default=None,
+        metadata={"metavar": "TEXT", "help": "A second text, for models that read pairs."},
+    )
+    target: str | None = field(
+        default=None,
+        metadata={
+            "metavar": "TEXT",
+            "help": "Explain each token of this text, which an encoder-decoder model writes.",
+        },
+    )
+    continuation: str | None = field(
+        default=None,
+        metadata={"metavar": "TEXT", "help": "Explain each token of this text after the prompt."},
+    )
+    generate: Any = field(
+        default=None,
+        metadata={
+            "metavar": "N",
+            "help": "Let the model write up to N tokens, greedily, and explain each.",
+            "min": 1,
+        },
+    )
+    similar_to: str | None = field(
+        default=None,
+        metadata={
+            "metavar": "TEXT",
+            "help": "Explain the cosine of the sentence embeddings of the text and this text.",
+        },
+    )
+    position: Any = field(
+        default=None,
+        metadata={
+            "metavar": "N",
+            "help": "The output position, counted from 0; negative from the end. Default: the "
+            "last token of a language model, the mask of a masked one.",
+        },
+    )
+    baseline: Any = field(
+        default=None,
+        metadata={
+            "metavar": "TOKEN|TEXT|zero|mean",
+            "help": "Explain the difference to this input: a token in place of every token, a "
+            "text with as many tokens, zero or mean embeddings. Implies --method secant.",
+        },
+    )
+
+    def checked(self) -> Question:
+        """Return the question in a normal form; raise InputError for what does not go together."""
+        if self.foil is not None and self.answer is None:
+            raise InputError(
+                f"a foil ({self.foil!r}) without an answer: give answer=, which it is compared with"
+            )
+        if self.foil is not None and callable(self.answer):
+            raise InputError("a foil goes with an answer in words; subtract it in the function")
+        kinds = ("answer", "target", "continuation", "generate", "similar_to")
+        chosen = [name for name in kinds if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            raise InputError(
+                f"{' and '.join(chosen)} are given, and each says what to explain: give one of them"
+            )
+        if self.generate is not None and (
+            isinstance(self.generate, bool) or not isinstance(self.generate, int)
+        ):
+            raise InputError(f"generate is a number of tokens, but was given {self.generate!r}")
+        if self.generate is not None and self.generate < 1:
+            raise InputError(f"generate is at least 1, but was given {self.generate}")
+        if self.position is not None:
+            if isinstance(self.position, bool) or not isinstance(self.position, int):
+                raise InputError(f"position is a whole number, but was given {self.position!r}")
+            if multiple := [name for name in chosen if name != "answer"]:
+                raise InputError(f"position goes with an answer, not with {multiple[0]}")
+        return replace(self, baseline=_baselines(self.baseline))
+
+    @property
+    def baselines(self) -> tuple[Any, ...]:
+        """The baselines of a checked question; empty if there is none."""
+        return tuple(self.baseline or ())
+
+
+def _baselines(baseline: Any) -> tuple[Any, ...]:
+    if baseline is None:
+        return ()
+    several = isinstance(baseline, Sequence) and not isinstance(baseline, str)
+    if several and baseline and all(isinstance(m, Mapping) and "role" in m for m in baseline):
+        return (tuple(baseline),)  # the messages of a chat
+    baselines = tuple(baseline) if several else (baseline,)
+    if not baselines:
+        raise InputError("baseline is an empty list: give at least one, or leave it out")
+    for entry in baselines:
+        if entry == "" or not (
+            isinstance(entry, str | Mapping | int | tuple) and not isinstance(entry, bool)
+        ):
+            raise InputError(
+                'a baseline is a token such as "[MASK]", a text, "zero" or "mean", or a list of '
+                f"these, but was given {entry!r:.60}"
+            )
+    return baselines
+
+
+@dataclass(frozen=True)
+class AttributionOptions:
+    """How to explain; the keyword arguments of `attribute` of the same names."""
+
+    method: str | None = field(
+        default=None,
+        metadata={
+            "metavar": "|".join(METHODS),
+            "help": "frozen: attention, norms and slopes held at their values. secant: the exact "
+            "difference to a baseline. Default: frozen, or secant with --baseline.",
+        },
+    )
+    gate: str = field(
+        default="half",
+        metadata={
+            "metavar": "|".join(GATES),
+            "help": "How a gated feed-forward divides its product: half to each factor, to the "
+            "gate, to the other factor (up), or by integrated gradients (ig).",
+        },
+    )
+    units: str = field(
+        default=LOGIT,
+        metadata={
+            "metavar": "|".join(UNITS),
+            "help": "logprob: the logit less the mean of all logits by their probabilities, which "
+            "are held fixed; with a baseline, the log-probability itself.",
+        },
+    )
+    trace: bool = field(
+        default=False,
+        metadata={"help": "Also compute the shares at every layer, by head and feed-forward."},
+    )
+    recompute: bool | str = "auto"
+
+    def checked(self) -> AttributionOptions:
+        """Return the options; raise InputError for invalid values."""
+        valid = {"gate": GATES, "units": UNITS, "recompute": RECOMPUTE}
+        for name, choices in valid.items():
+            if (value := getattr(self, name)) not in choices:
+                listing = ", ".join(str(choice) for choice in choices)
+                raise InputError(f"{name} is one of {listing}, but was given {value!r}")
+        if self.method is not None and self.method not in METHODS:
+            raise InputError(
+                f"method is one of {', '.join(METHODS)}, but was given {self.method!r}"
+            )
+        return self
+
+    def method_for(self, question: Question) -> str:
+        """Return the method for a checked question; raise InputError if they do not fit."""
+        has = bool(question.baselines)
+        if self.method is None:
+            return SECANT if has else FROZEN
+        if has and self.method != SECANT:
+            raise InputError(
+                f'a baseline is explained by method="secant", and method={self.method!r} has '
+                "none: leave out one of the two"
+            )
+        if self.method == SECANT and not has:
+            raise InputError(
+                'method="secant" explains a difference: give baseline=, such as "[MASK]", "mean" '
+                "or a text with as many tokens"
+            )
+        return self.method
+
+    def describe(self, method: str) -> dict[str, str]:
+        """Return the settings that belong in a signature."""
+        return {"method": method, "gate": self.gate, "units": self.units}
