@@ -48,7 +48,7 @@ FILLS = _names(
 ACTIVATIONS = _names(
     """
     relu gelu silu tanh leaky_relu elu selu celu relu6 hardswish hardtanh mish softsign clamp
-    clamp_min clamp_max clip square abs softplus threshold logsigmoid
+    clamp_min clamp_max clip square abs softplus threshold logsigmoid log_sigmoid
     """
 )
 # Elementwise functions that scale or gate other states.

@@ -247,12 +247,16 @@ class Network(TorchFunctionMode):
         if isinstance(value, tuple) or name.startswith("arg"):
             indices: Tensor = value[1] if isinstance(value, tuple) else value
             half = len(indices) // 2 if indices.dim() else 0
-            if half and torch.equal(indices[:half], indices[half:]):
+            if half and not self._differ(indices, half):
                 return value
-        raise UnsupportedModelError(
+        raise self._choice_refused(name)
+
+    def _choice_refused(self, name: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
             f"{self.structure.kind} chooses by {name}, and chooses differently for the input and "
-            "for the baseline (experts of a mixture, or a sorted order), so their difference is "
-            'not a sum over tokens; use method="frozen", without a baseline'
+            "for the baseline (experts of a mixture, a sorted order, or a mask that depends on the "
+            'states), so their difference is not a sum over tokens; use method="frozen", without a '
+            "baseline"
         )
 
     # ---- sources and constants
@@ -323,6 +327,8 @@ class Network(TorchFunctionMode):
 
     def _fill(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         """Count what a function gives where all states are zero."""
+        if self.rules.difference:
+            self._refuse_other_masks(func, args, kwargs)
         constant = None
         whole = isinstance(args[0], list | tuple) and all(map(_is_state, args[0]))
         if self.ledger.counting and not whole:
@@ -339,6 +345,19 @@ class Network(TorchFunctionMode):
         if constant is not None and (constant.is_cuda or bool((constant != 0).any())):
             self.count(args[0] if value is None else value, constant, part="word")
         return value
+
+    def _refuse_other_masks(self, func: Any, args: Arguments, kwargs: Keywords) -> None:
+        """Raise if a mask is not the same for the inputs and for their baselines."""
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        rows = {(state.dim(), len(state)) for state in tensors if _is_state(state) and state.dim()}
+        for mask in tensors:
+            in_rows = mask.dtype == torch.bool and mask.dim() and (mask.dim(), len(mask)) in rows
+            if in_rows and self._differ(mask, len(mask) // 2):
+                raise self._choice_refused(func.__name__)
+
+    @staticmethod
+    def _differ(choice: Tensor, half: int) -> bool:
+        return not torch.equal(choice[:half], choice[half:])
 
     def _linear(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
@@ -449,16 +468,9 @@ class Network(TorchFunctionMode):
         if len(places) != 2:
             return self._unknown(func, args, kwargs)
         first, second = (args[place] for place in places)
-
         # Not the states: a closure would keep them from being freed and recomputed.
-        others = [None if place in places else argument for place, argument in enumerate(args)]
-
-        def product(a: Tensor, b: Tensor) -> Tensor:
-            arguments: list[Any] = [*others]
-            arguments[places[0]], arguments[places[1]] = a, b
-            result: Tensor = func(*arguments, **kwargs)
-            return result
-
+        others = tuple(None if place in places else a for place, a in enumerate(args))
+        product = functools.partial(_call_with, func, others, kwargs, places)
         rule = self.rules.product
         if rule == "tangent":
             return self._tangent(product, (first, second))
@@ -585,6 +597,17 @@ def _map(argument: Any, function: Callable[[Tensor], Any]) -> Any:
 
 def _zero(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.requires_grad else tensor
+
+
+def _call_with(
+    func: Any, args: Arguments, kwargs: Keywords, places: Sequence[int], *states: Tensor
+) -> Tensor:
+    """Call a function with states in some places of its arguments."""
+    arguments = list(args)
+    for place, state in zip(places, states, strict=True):
+        arguments[place] = state
+    value: Tensor = func(*arguments, **kwargs)
+    return value
 
 
 def _of_first(func: Any, args: Arguments, kwargs: Keywords) -> Callable[[Tensor], Tensor]:

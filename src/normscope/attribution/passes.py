@@ -24,7 +24,7 @@ from normscope.attribution.trace import Trace, Tracer
 from normscope.capture.active import ACTIVE
 from normscope.capture.inventory import configs_of
 from normscope.engine.judge import judge_shares, share_bound
-from normscope.errors import InputError
+from normscope.errors import InputError, UnsupportedModelError
 from normscope.models.running import accepted_by, evaluating
 
 Explained = Callable[[Any], Tensor]  # the model's output -> scalars, (row, step)
@@ -100,11 +100,7 @@ def explain(
         UnsupportedModelError: the model does something that has no rule.
     """
     _refuse_nesting()
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise InputError(
-            "the model was made inside torch.inference_mode(), so nothing can be taken back through"
-            " it; load it outside of that context"
-        )
+    _refuse_without_gradients(model)
     if rules.difference:
         inputs = _pairs(inputs, baseline_inputs or {})
     setup = _Setup(model, inputs, value, rules, trace)
@@ -140,6 +136,21 @@ def _refuse_nesting() -> None:
             "an attribution cannot run inside another attribution or inside a capture of the same "
             "thread; leave that context first"
         )
+
+
+def _refuse_without_gradients(model: nn.Module) -> None:
+    """Raise for models that nothing can be taken back through."""
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise InputError(
+            "the model was made inside torch.inference_mode(), so nothing can be taken back through"
+            " it; load it outside of that context"
+        )
+    for path, module in model.named_modules():
+        if type(module).__module__.startswith("torch.ao.nn.") and "quantized" in str(type(module)):
+            raise UnsupportedModelError(
+                f"{path} is a quantised {type(module).__name__}, which rounds its inputs and has no"
+                " backward pass; load the model without torch's quantisation"
+            )
 
 
 def _pairs(inputs: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
@@ -340,6 +351,12 @@ class _Account:
     """The backward passes of one network, and what they add up to."""
 
     def __init__(self, network: Network, values: Tensor) -> None:
+        if not values.requires_grad:
+            raise UnsupportedModelError(
+                f"this output of {network.structure.kind} depends on its inputs only through what "
+                f'the method "{network.rules.name}" holds fixed (attention weights, the scales of '
+                "norms, gates), or not at all, so nothing of it has a share"
+            )
         self.network, self.values = network, values
         self.rows = network.explained_rows
         self.leaves = [source.leaf for source in network.sources]

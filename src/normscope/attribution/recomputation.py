@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normscope.attribution.network import Network
-from normscope.attribution.trace import Tracer
 
 _ROOM = 0.6  # of the free memory that states may fill before they are computed again
 
@@ -24,7 +23,7 @@ def recomputed(network: Network) -> Iterator[None]:
     """
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), _Again(network)
+        return nullcontext(), network  # the mode has been left when the backward pass runs
 
     def wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
         def aliased(*args: Any, **kwargs: Any) -> Any:
@@ -59,28 +58,6 @@ def recomputed(network: Network) -> Iterator[None]:
                 vars(layer).pop("forward", None)
             else:
                 layer.forward = forward
-
-
-class _Again:
-    """A context for each backward pass: enter a network again that has been left.
-
-    What it saw the first time is not traced again.
-    """
-
-    def __init__(self, network: Network) -> None:
-        self.network = network
-        self._entered: list[tuple[ExitStack, Tracer | None]] = []
-
-    def __enter__(self) -> None:
-        stack = ExitStack()
-        self._entered.append((stack, self.network.tracer))
-        self.network.tracer = None
-        stack.enter_context(self.network.structure.watched(self.network, layers=False))
-        stack.enter_context(self.network)
-
-    def __exit__(self, *exception: Any) -> None:
-        stack, self.network.tracer = self._entered.pop()
-        stack.close()
 
 
 def _alias(argument: Any) -> Any:

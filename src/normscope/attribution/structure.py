@@ -81,13 +81,13 @@ class Structure:
         return ".".join(own)
 
     @contextmanager
-    def watched(self, network: Network, layers: bool = True) -> Iterator[None]:
-        """Let a network replace activations as a whole, and see layers begin and end."""
+    def watched(self, network: Network) -> Iterator[None]:
+        """Let a network see layers begin and end, and replace activations as a whole."""
         handles = []
         try:
             for module in self.activations:
                 handles += _hook_activation(module, network)
-            for layer, stack in self.layers.items() if layers else ():
+            for layer, stack in self.layers.items():
                 handles += _hook_layer(layer, stack, network)
             yield
         finally:

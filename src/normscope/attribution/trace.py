@@ -33,7 +33,8 @@ class CutShares:
         layer: the layer that the states enter; the number of layers after the last.
         shares: by stack, (row, step, position).
         bias: (row, step), of the constants above the cut.
-        error: (row, step), the relative gap.
+        error: (row, step), the gap, relative to the shares here or to those of the sources,
+            whichever are larger.
     """
 
     stack: str
@@ -393,6 +394,10 @@ class Tracer:
         )
         total = sum((s.sum(-1) for s in shares.values()), bias)
         size = sum((s.abs().sum(-1) for s in shares.values()), bias.abs())
+        # Above the last layer there may be one share alone, as small as an answer that is nearly
+        # tied with its foil; what rounding leaves has the size of the sources' shares.
+        whole = sum((s.abs().sum(-1) for s in sources.values()), torch.zeros_like(size))
+        size = torch.maximum(size, whole)
         error = (values - total).abs() / torch.where(size > 0, size, 1)
         arrays = {name: s.cpu().numpy() for name, s in shares.items()}
         return CutShares(cut.stack, cut.layer, arrays, bias.cpu().numpy(), error.cpu().numpy())
