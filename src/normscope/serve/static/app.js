@@ -177,6 +177,9 @@ function updateQuestion() {
   $("target-label").textContent = maps ? "Target: the text that the decoder reads" : "Translation";
   $("pair-label").textContent = required.includes("text_pair") ? "Passage with the answer" : "Second text";
   $("pair-optional").hidden = required.includes("text_pair");
+  $("position-hint").textContent = required.includes("position")
+    ? "(counted from 0, special tokens included)"
+    : "(optional, in place of a mask; counted from 0)";
   $("baseline-hint").textContent =
     `A text with as many tokens, ${model.mask ? `${model.mask}, ` : ""}zero or mean: the shares then ` +
     "explain the difference to it.";
