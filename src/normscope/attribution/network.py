@@ -45,6 +45,7 @@ from normscope.attribution.operators import (
     Tangent,
     path_parts,
 )
+from normscope.attribution.projections import WideProjection, is_wide
 from normscope.attribution.rules import Rules
 from normscope.attribution.structure import Structure
 from normscope.attribution.trace import Tracer
@@ -340,7 +341,12 @@ class Network(TorchFunctionMode):
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
         if _is_state(args[1]):
             return self._unknown(func, args, kwargs)
-        value: Tensor = func(*args, **kwargs)
+        if func is torch.nn.functional.linear and is_wide(args[1]):
+            weight, rest = args[1].detach(), args[2:]
+            project = WideProjection(lambda x: func(x, weight, *rest, **kwargs), weight)
+            value: Tensor = project(args[0])
+        else:
+            value = func(*args, **kwargs)
         if bias is not None:
             if value._is_view():
                 # Changing a view in place would cut off the hook that counts the bias.
