@@ -39,7 +39,7 @@ def test_a_gpu_gives_what_the_cpu_gives(method: str, family: str, dtype: torch.d
         if family == "mixtral":
             return  # its experts differ between input and baseline
         baseline = {"input_ids": inputs["input_ids"].flip(0)}
-    model = tiny_model(family, dtype=dtype).double()
+    model: Any = tiny_model(family, dtype=dtype).double()
     expected = explain(model, inputs, value, rules_of(method), baseline_inputs=baseline)
     model = model.to("cuda", dtype)
     given = {name: tensor.cuda() for name, tensor in inputs.items()}
@@ -55,7 +55,8 @@ def test_recomputed_layers_give_the_same_and_keep_less(method: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6}
     heads: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 100}
     torch.manual_seed(0)
-    model = LlamaModel(LlamaConfig(**sizes, **heads)).to("cuda", torch.bfloat16).eval()
+    model: Any = LlamaModel(LlamaConfig(**sizes, **heads)).eval()
+    model.to("cuda", torch.bfloat16)
     inputs = {"input_ids": torch.randint(0, 100, (1, 4096), device="cuda")}
     found, peaks = [], []
     for recompute in (False, True):

@@ -162,14 +162,9 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
 
 
 def check_model(model: Any) -> None:
-    """Raise InputError for a model that gradients cannot pass through."""
+    """Raise InputError for what is not a model of transformers."""
     if not hasattr(model, "config"):
         raise InputError(f"the model must be one of transformers, not {type(model).__name__}")
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise InputError(
-            "the model was loaded under torch.inference_mode(), so no gradient can pass through "
-            "it: load it outside"
-        )
 
 
 # ---- texts and questions

@@ -24,7 +24,7 @@ LINEAR = _names(
 )
 CASTS = _names("to float double half bfloat16 type type_as")
 # Among these, choices of entries: a difference of two inputs only passes if both choose the same.
-CHOICES = _names("topk sort max min amax amin kthvalue median")
+CHOICES = _names("topk sort max min amax amin kthvalue median argmax argmin argsort")
 SUMS = _names("add sub subtract rsub __rsub__")
 PRODUCTS = _names(
     """

@@ -44,6 +44,7 @@ from normscope.attribution.operators import (
     Slope,
     Tangent,
     path_parts,
+    unaliased,
 )
 from normscope.attribution.projections import WideProjection, is_wide
 from normscope.attribution.rules import Rules
@@ -147,6 +148,8 @@ class Network(TorchFunctionMode):
     def _in_place(self, name: str, args: Arguments, kwargs: Keywords) -> Tensor:
         """Compute a value out of place, and write it back into the tensor."""
         target: Tensor = args[0]
+        if self.tracer is not None:
+            self.tracer.preserve(target)
         function = getattr(Tensor, name[:-1])
         value = self.__torch_function__(function, (), (target.clone(), *args[1:]), kwargs)
         return target.copy_(value)
@@ -241,10 +244,10 @@ class Network(TorchFunctionMode):
                 if isinstance(value, Tensor):
                     return extreme
                 return type(value)((extreme, value.indices))
-        if isinstance(value, tuple):
-            indices: Tensor = value[1]
-            half = len(indices) // 2
-            if indices.dim() and torch.equal(indices[:half], indices[half:]):
+        if isinstance(value, tuple) or name.startswith("arg"):
+            indices: Tensor = value[1] if isinstance(value, tuple) else value
+            half = len(indices) // 2 if indices.dim() else 0
+            if half and torch.equal(indices[:half], indices[half:]):
                 return value
         raise UnsupportedModelError(
             f"{self.structure.kind} chooses by {name}, and chooses differently for the input and "
@@ -269,13 +272,11 @@ class Network(TorchFunctionMode):
         if self.depth or (self.structure.stacks and self.stage is None):
             return value
         stack = self.structure.name(self.structure.stack_of(weight, self.entered))
-        rows_first = ids.dim() == 2 and ids.shape[0] in (1, self.rows)
+        rows_first = ids.dim() >= 2 and ids.shape[0] % self.rows == 0
         if part is None or not torch.is_grad_enabled():
             return value
         if not rows_first and self.rows > 1:
             return value  # a constant; its share is counted where it is added, for each row
-        if value.dim() == 3 and value.shape[0] == 1:
-            value = value.expand(self.rows, -1, -1)
         return self.source(stack, part, value)
 
     def source(self, stack: str, part: str, value: Tensor) -> Tensor:
@@ -331,6 +332,8 @@ class Network(TorchFunctionMode):
                     zeros[0] = args[0].clone()
                 constant = func(*zeros, **{k: _map(v, _zero) for k, v in kwargs.items()})
                 constant = zeros[0] if constant is None else constant
+        if self.tracer is not None and func.__name__ in ("__setitem__", "copy_"):
+            self.tracer.preserve(args[0])
         value = func(*args, **kwargs)
         # On a GPU, to count zeros is cheaper than to wait for the answer.
         if constant is not None and (constant.is_cuda or bool((constant != 0).any())):
@@ -348,9 +351,7 @@ class Network(TorchFunctionMode):
         else:
             value = func(*args, **kwargs)
         if bias is not None:
-            if value._is_view():
-                # Changing a view in place would cut off the hook that counts the bias.
-                value = torch.ops.aten._unsafe_view(value, value.shape)
+            value = unaliased(value)
             behind = functions.CONVOLUTIONS.get(func.__name__, 0)
             self.count(value, bias.view(-1, *[1] * behind) if behind else bias)
         return value
@@ -378,13 +379,8 @@ class Network(TorchFunctionMode):
     def _activation(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
         kwargs.pop("inplace", None)
         rest = tuple(argument for argument in args[1:] if not isinstance(argument, bool))
-
-        def function(u: Tensor) -> Tensor:
-            value: Tensor = func(u, *rest, **kwargs)
-            return value
-
         known = (func.__name__, repr(rest), repr(kwargs))
-        return self.activate(function, args[0], known)
+        return self.activate(lambda u: func(u, *rest, **kwargs), args[0], known)
 
     def activate(
         self,
@@ -431,11 +427,7 @@ class Network(TorchFunctionMode):
         states: Sequence[Tensor],
         parts: Sequence[float] | None = None,
     ) -> Tensor:
-        cut = self.cut
-
-        def report(products: list[Tensor]) -> None:
-            self.ledger.add(cut, products)
-
+        report = functools.partial(self.ledger.add, self.cut)
         live = [state.requires_grad for state in states]
         return Tangent(function, parts or [1.0] * len(states), live, report)(*states)
 
@@ -552,11 +544,7 @@ class Network(TorchFunctionMode):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         q, k, v = (given.pop(name) for name in names[:3])
-
-        def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            value: Tensor = func(q, k, v, **given)
-            return value
-
+        attention = functools.partial(func, **given)
         call = Call(given.get("attn_mask"), given.get("is_causal", False), given.get("scale"))
         if self.rules.difference:
             context = SecantAttention(attention, call)(q, k, v)
@@ -618,19 +606,14 @@ def _held(func: Any, args: Arguments, kwargs: Keywords) -> Any:
 
 def _without_parameters(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords, bool]:
     """Detach parameters, and tell whether a state is among the arguments."""
-    states = False
+    args = tuple(_map(argument, _constant_parameter) for argument in args)
+    if kwargs:
+        kwargs = {name: _map(a, _constant_parameter) for name, a in kwargs.items()}
+    return args, kwargs, any(map(_is_state, args)) or any(map(_is_state, kwargs.values()))
 
-    def look(tensor: Tensor) -> Tensor:
-        nonlocal states
-        if not tensor.requires_grad:
-            return tensor
-        if tensor.is_leaf:
-            return tensor.detach()
-        states = True
-        return tensor
 
-    args = tuple(_map(argument, look) for argument in args)
-    return args, {name: _map(argument, look) for name, argument in kwargs.items()}, states
+def _constant_parameter(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad and tensor.is_leaf else tensor
 
 
 def _carry_weights(args: Arguments, value: Any) -> Any:

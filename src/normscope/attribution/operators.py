@@ -360,6 +360,14 @@ class Tangent(Operator):
         return tuple(scaled)
 
 
+def unaliased(state: Tensor) -> Tensor:
+    """Return a state that is no view of another for autograd, without a copy.
+
+    A view that is changed in place gets a new history, in which hooks on the old one do not run.
+    """
+    return torch.ops.aten._unsafe_view(state, state.shape) if state._is_view() else state
+
+
 def inner(values: Tensor, cotangents: Tensor) -> Tensor:
     """Return the products of values and cotangents, in float64; 0 where the cotangent is."""
     # A masked score is −inf and has the cotangent 0.
@@ -492,7 +500,8 @@ class SecantNorm(HeldNorm):
 
 def _logarithmic_mean(scores: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return p̄, L and w of a softmax of pairs: Δp = L (Δs − Σ w Δs)."""
-    logs = torch.log_softmax(scores, dim)
+    masked = (scores == -torch.inf).all(dim, keepdim=True)  # a query of the padding: weights of 0
+    logs = torch.log_softmax(scores, dim).masked_fill(masked, -torch.inf)
     (p1, p0), (l1, l0) = _halves(logs.exp(), logs)
     ratio = torch.nan_to_num(l1 - l0, nan=0.0, posinf=0.0, neginf=0.0)  # both masked: −inf − −inf
     small = ratio.abs() < 1e-3

@@ -100,6 +100,11 @@ def explain(
         UnsupportedModelError: the model does something that has no rule.
     """
     _refuse_nesting()
+    if any(parameter.is_inference() for parameter in model.parameters()):
+        raise InputError(
+            "the model was made inside torch.inference_mode(), so nothing can be taken back through"
+            " it; load it outside of that context"
+        )
     if rules.difference:
         inputs = _pairs(inputs, baseline_inputs or {})
     setup = _Setup(model, inputs, value, rules, trace)
@@ -294,8 +299,8 @@ class _Setup:
             leaf = source.leaf.detach()
             tangent = torch.zeros_like(leaf)
             rows = replay.explained_rows
-            change = leaf[:rows] - leaf[rows:] if self.rules.difference else leaf
             if len(leaf) == replay.rows and leaf.dim() == 3:
+                change = leaf[:rows] - leaf[rows:] if self.rules.difference else leaf
                 place = (source.stack, source.part)
                 if place not in chosen:
                     chosen[place] = draw.randrange(leaf.shape[1])
@@ -411,17 +416,21 @@ class _Account:
                 place = (source.stack, source.part)
                 products = self._products(source.leaf.detach(), grad)
                 shares[place] = shares[place] + products if place in shares else products
-        for place, products in self.network.ledger.positions.items():
+        for place, constants in self.network.ledger.positions.items():
+            products = self._by_row(constants)
             shares[place] = shares[place] + products if place in shares else products
         return {place: products.to(self.values.device) for place, products in shares.items()}
 
     def _products(self, leaf: Tensor, grad: Tensor) -> Tensor:
         """Return the shares of a source, (row, position)."""
         if self.network.rules.difference:
-            half = self.rows
+            half = len(leaf) // 2
             leaf, grad = leaf[:half].double() - leaf[half:].double(), grad[:half]
-        products = inner(leaf, grad).sum(-1)
+        return self._by_row(inner(leaf, grad).sum(-1))
+
+    def _by_row(self, products: Tensor) -> Tensor:
+        """Return (row, position); positions of several choices follow each other."""
         if products.dim() == 1:
             return products[None]
-        products = products.flatten(1)
-        return products.T if products.shape[0] != self.rows == products.shape[1] else products
+        in_rows = products.shape[0] % self.rows == 0
+        return products.reshape(self.rows, -1) if in_rows else products.flatten(1).T

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normscope.attribution.network import Network
+from normscope.attribution.trace import Tracer
 
 _ROOM = 0.6  # of the free memory that states may fill before they are computed again
 
@@ -23,7 +24,7 @@ def recomputed(network: Network) -> Iterator[None]:
     """
 
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        return nullcontext(), network  # the mode has been left when the backward pass runs
+        return nullcontext(), _Again(network)
 
     def wrapped(forward: Callable[..., Any]) -> Callable[..., Any]:
         def aliased(*args: Any, **kwargs: Any) -> Any:
@@ -34,6 +35,8 @@ def recomputed(network: Network) -> Iterator[None]:
             return forward(*args, **kwargs)
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            if not network.active:  # another thread, which uses the model at the same time
+                return forward(*args, **kwargs)
             return checkpoint(
                 aliased,
                 *args,
@@ -45,14 +48,39 @@ def recomputed(network: Network) -> Iterator[None]:
 
         return run
 
-    layers = list(network.structure.layers)
+    own = {layer: vars(layer).get("forward") for layer in network.structure.layers}
     try:
-        for layer in layers:
+        for layer in own:
             layer.forward = wrapped(layer.forward)
         yield
     finally:
-        for layer in layers:
-            vars(layer).pop("forward", None)
+        for layer, forward in own.items():
+            if forward is None:
+                vars(layer).pop("forward", None)
+            else:
+                layer.forward = forward
+
+
+class _Again:
+    """A context for each backward pass: enter a network again that has been left.
+
+    What it saw the first time is not traced again.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self._entered: list[tuple[ExitStack, Tracer | None]] = []
+
+    def __enter__(self) -> None:
+        stack = ExitStack()
+        self._entered.append((stack, self.network.tracer))
+        self.network.tracer = None
+        stack.enter_context(self.network.structure.watched(self.network, layers=False))
+        stack.enter_context(self.network)
+
+    def __exit__(self, *exception: Any) -> None:
+        stack, self.network.tracer = self._entered.pop()
+        stack.close()
 
 
 def _alias(argument: Any) -> Any:

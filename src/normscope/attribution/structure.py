@@ -81,13 +81,13 @@ class Structure:
         return ".".join(own)
 
     @contextmanager
-    def watched(self, network: Network) -> Iterator[None]:
-        """Let a network see layers begin and end, and replace activations as a whole."""
+    def watched(self, network: Network, layers: bool = True) -> Iterator[None]:
+        """Let a network replace activations as a whole, and see layers begin and end."""
         handles = []
         try:
             for module in self.activations:
                 handles += _hook_activation(module, network)
-            for layer, stack in self.layers.items():
+            for layer, stack in self.layers.items() if layers else ():
                 handles += _hook_layer(layer, stack, network)
             yield
         finally:
@@ -127,8 +127,8 @@ def _is_activation(module: nn.Module) -> bool:
         return False
     grid = torch.linspace(-3, 3, 13, dtype=torch.float64)
     try:
-        with torch.inference_mode():
-            whole, part = module(grid), module(grid[:5])
+        with torch.no_grad():  # and without the hooks of others
+            whole, part = module.forward(grid), module.forward(grid[:5])
     except Exception:  # it takes something else
         return False
     elementwise = isinstance(whole, Tensor) and whole.shape == grid.shape

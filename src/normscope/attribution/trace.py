@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.attribution.attention import Call, blocks, repeated
-from normscope.attribution.operators import inner
+from normscope.attribution.operators import inner, unaliased
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.models.layouts import Experts, layout_of, part
 
@@ -171,7 +171,9 @@ class _Watched:
     stack: str
     layer: int
     kind: str
+    value: Tensor | None = None
     shares: dict[int, Tensor] = field(default_factory=dict)  # step -> (row, position)
+    sizes: dict[int, Tensor] = field(default_factory=dict)  # step -> (row,): Σ|products|
 
 
 class Tracer:
@@ -214,7 +216,7 @@ class Tracer:
                 isinstance(argument, Tensor) and argument.requires_grad and argument.dim() == 3
             ):
                 return argument
-            alias = argument.view_as(argument)
+            alias = unaliased(argument.view_as(argument))
             self._watch(alias, _Watched(name, layer, next(kinds, "memory")))
             return alias
 
@@ -253,27 +255,34 @@ class Tracer:
         self._calls[-1].append(factors)
 
         def read(g: Tensor) -> None:
-            before = factors.cotangents.get(self.step)
-            factors.cotangents[self.step] = g if before is None else before + g
+            _add(factors.cotangents, self.step, g)
 
         context.register_hook(read)
 
     def _watch(self, state: Tensor, watched: _Watched, value: Tensor | None = None) -> None:
         self._watched.append(watched)
-        value = state.detach() if value is None else value
-        transposed = self._positions_first and value.dim() == 3
+        watched.value = state.detach() if value is None else value
+        transposed = self._positions_first and state.dim() == 3
+        rows = self.network.explained_rows
 
         def read(g: Tensor) -> None:
-            values, half = value, len(value) // 2
+            assert watched.value is not None
+            values, half = watched.value, len(g) // 2
             if transposed:
                 values, g = values.transpose(0, 1), g.transpose(0, 1)
             if self.network.rules.difference:
                 values, g = values[:half].double() - values[half:].double(), g[:half]
-            products = inner(values, g).sum(-1)
-            before = watched.shares.get(self.step)
-            watched.shares[self.step] = products if before is None else before + products
+            products = inner(values, g)
+            _add(watched.shares, self.step, products.sum(-1))
+            _add(watched.sizes, self.step, products.abs().sum(-1).reshape(rows, -1).sum(-1))
 
         state.register_hook(read)
+
+    def preserve(self, state: Tensor) -> None:
+        """Keep the values of a watched state that is about to be changed in place."""
+        for watched in self._watched:
+            if watched.value is not None and watched.value.data_ptr() == state.data_ptr():
+                watched.value = watched.value.clone()
 
     def hooks(self) -> list[Any]:
         """Watch what the parts of layers read and write, by hooks on the model's modules."""
@@ -307,6 +316,7 @@ class Tracer:
         """Forget a backward pass that is run again."""
         for watched in self._watched:
             watched.shares.pop(step, None)
+            watched.sizes.pop(step, None)
         for factors in (factors for calls in self._calls for factors in calls):
             factors.cotangents.pop(step, None)
 
@@ -390,11 +400,15 @@ class Tracer:
     def _layer(self, at: int, steps: int) -> LayerShares:
         name, layer = self._order[at]
         parts: dict[str, list[Tensor]] = {}
-        rows = self.network.rows // 2 if self.network.rules.difference else self.network.rows
+        sizes: dict[str, list[Tensor]] = {}
+        rows = self.network.explained_rows
         for watched in self._watched:
             if (watched.stack, watched.layer) == (name, layer) and watched.shares:
                 shares = self._stacked(watched, steps, rows)
                 parts.setdefault(watched.kind, []).append(shares)
+                none = torch.zeros_like(next(iter(watched.sizes.values())))
+                by_step = [watched.sizes.get(step, none) for step in range(steps)]
+                sizes.setdefault(watched.kind, []).append(torch.stack(by_step, 1))
         calls = [call for call in self._calls[at] if call.cotangents]
         heads = (
             torch.cat(
@@ -408,9 +422,13 @@ class Tracer:
             name,
             layer,
             heads.cpu().numpy(),
-            _gap([heads], parts.get("attention_linear")),
+            _gap([heads], parts.get("attention_linear"), sizes.get("attention_linear")),
             ff[0].cpu().numpy() if len(ff) == 1 else None,
-            _gap(parts.get("feed_forward_input"), parts.get("feed_forward_linear")),
+            _gap(
+                parts.get("feed_forward_input"),
+                parts.get("feed_forward_linear"),
+                sizes.get("feed_forward_linear"),
+            ),
         )
 
 
@@ -428,15 +446,25 @@ def _leaves_of(state: Tensor) -> set[int]:
     return leaves
 
 
-def _gap(shares: list[Tensor] | None, whole: list[Tensor] | None) -> np.ndarray | None:
-    """Return the gap between two ways to compute the same total, (row, step)."""
-    if not shares or not whole:
+def _gap(
+    shares: list[Tensor] | None, whole: list[Tensor] | None, sizes: list[Tensor] | None
+) -> np.ndarray | None:
+    """Return the gap between two ways to compute the same total, (row, step).
+
+    It is relative to the sizes of the products that were summed: before a norm, whose derivative is
+    zero along its input, they may cancel altogether.
+    """
+    if not shares or not whole or not sizes:
         return None
     total = torch.stack([s.sum(-1) for s in shares]).sum(0)
-    size = torch.stack([s.abs().sum(-1) for s in shares]).sum(0)
     expected = torch.stack([w.sum(-1) for w in whole]).sum(0)
+    size = torch.stack(sizes).sum(0)
     gap = (total - expected).abs() / torch.where(size > 0, size, 1)
     return gap.cpu().numpy()
+
+
+def _add(sums: dict[int, Tensor], step: int, summand: Tensor) -> None:
+    sums[step] = sums[step] + summand if step in sums else summand
 
 
 def _parts_of_layers(network: Network, model: nn.Module) -> dict[nn.Module, str]:

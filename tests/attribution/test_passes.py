@@ -1,0 +1,415 @@
+"""One pass forward and one back, against component vectors pushed forwards by the equations."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normscope.attribution import network, passes
+from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.rules import RULES, rules_of
+from normscope.capture import capture
+from normscope.errors import InputError
+from normscope.models.architectures import tiny_inputs, tiny_model
+from normscope.testing import FullPrecision
+from tests.helpers.explained import (
+    by_position,
+    last_position,
+    left_padded,
+    positions,
+    rows_of,
+    size,
+)
+from tests.helpers.written_out import IDS, components, shares, written
+
+TOLERANCE = 1e-12
+
+CASES = [
+    *(("bert", method, "half") for method in ("frozen", "secant", "attn_lrp", "input_x_gradient")),
+    *(("llama", "frozen", gate) for gate in ("half", "gate", "up", "ig")),
+    *(("llama", method, "half") for method in ("secant", "attn_lrp", "input_x_gradient")),
+]
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(("name", "method", "gate"), CASES)
+def test_shares_are_the_components_pushed_forwards(
+    name: str, method: str, gate: str, attention: str
+) -> None:
+    result = shares(name, method, gate, attention)
+    value, parts = components(name, method, gate)
+    loose = name == "llama" and attention == "eager" and method in ("attn_lrp", "input_x_gradient")
+    bound = (1e-5 if loose else TOLERANCE) * float(size(result).max())
+    assert result.value == pytest.approx(value, abs=bound)
+    assert result.bias == pytest.approx(float(parts[-1]), abs=bound)
+    by_part = parts[:-1].reshape(-1, IDS.shape[1])
+    names = list(written(name).embeddings(written(name).model, IDS[0]))
+    constant = {*names} & {"position"} if method == "secant" else set()  # the same in both
+    assert {source.part for source in result.sources} | constant == {*names}
+    for source in result.sources:
+        expected = by_part[names.index(source.part)].numpy()
+        np.testing.assert_allclose(source.shares[0, 0], expected, rtol=0, atol=bound)
+
+
+def test_input_x_gradient_is_the_plain_gradient() -> None:
+    for name in ("bert", "llama"):
+        by_hand = written(name)
+        embeddings = by_hand.embeddings(by_hand.model, IDS[0])["word"][None].requires_grad_()
+        with FullPrecision():
+            value = by_hand.value(by_hand.model(inputs_embeds=embeddings)).sum()
+            (gradient,) = torch.autograd.grad(value, embeddings)
+        expected = (embeddings * gradient).sum(-1)[0].detach().numpy()
+        result = shares(name, "input_x_gradient")
+        word = next(source.shares for source in result.sources if source.part == "word")
+        np.testing.assert_allclose(word[0, 0], expected, rtol=0, atol=1e-13)
+
+
+def test_attention_and_gates_apart_attn_lrp_is_the_frozen_network() -> None:
+    # One token attends to itself alone: the softmax is constant, and so is its tangent's offset.
+    by_hand = written("bert")
+    inputs = {"input_ids": IDS[:, :1]}
+    frozen, relevance = (
+        explain(by_hand.model, inputs, by_hand.value, rules_of(method))
+        for method in ("frozen", "attn_lrp")
+    )
+    # Half of the relevance goes to the weights, and from there to the offset: the values' half
+    # is all that tokens get of what passes attention.
+    assert np.abs(relevance.bias - frozen.bias).max() > 1e-3
+    assert relevance.error.max() < 1e-14
+
+
+def explained(
+    name: str, inputs: dict[str, Tensor], method: str = "frozen", steps: int = 1, **options: Any
+) -> RowShares:
+    model: Any = options.pop("model", None) or tiny_model(name)
+    baseline = None
+    if method == "secant":
+        ids = inputs["input_ids"].clone()
+        ids[:, 2:4] = 17
+        baseline = {"input_ids": ids}
+    # The backward pass, which computes layers again, does not see FullPrecision.
+    with nullcontext() if "recompute" in options else FullPrecision():
+        return explain(
+            model,
+            inputs,
+            last_position(inputs, steps),
+            rules_of(method),
+            baseline_inputs=baseline,
+            **options,
+        )
+
+
+def assert_same(first: RowShares, second: RowShares, bound: float = 1e-12) -> None:
+    limit = bound * float(size(first).max())
+    np.testing.assert_allclose(first.value, second.value, rtol=0, atol=limit)
+    np.testing.assert_allclose(first.bias, second.bias, rtol=0, atol=limit)
+    for one, other in zip(first.sources, second.sources, strict=True):
+        assert (one.stack, one.part) == (other.stack, other.part)
+        np.testing.assert_allclose(one.shares, other.shares, rtol=0, atol=limit)
+
+
+def row(result: RowShares, at: int, columns: Any) -> RowShares:
+    sources = [
+        passes.SourceShares(s.stack, s.part, s.shares[at : at + 1][..., columns])
+        for s in result.sources
+    ]
+    return RowShares(
+        result.value[at : at + 1], result.bias[at : at + 1], result.error[at : at + 1], sources
+    )
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("method", RULES)
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
+def test_a_batch_is_its_rows_one_at_a_time(name: str, method: str) -> None:
+    model, inputs = tiny_model(name), tiny_inputs(name)
+    whole = explained(name, inputs, method, model=model)
+    for at in range(3):
+        alone = explained(name, rows_of(inputs, at), method, model=model)
+        real = inputs["attention_mask"][at].bool().numpy()
+        both = {(s.stack, s.part) for s in alone.sources} & {
+            (s.stack, s.part) for s in whole.sources
+        }
+        kept = [s for s in alone.sources if (s.stack, s.part) in both]
+        rest = [s for s in alone.sources if (s.stack, s.part) not in both]
+        assert all(np.abs(s.shares).max() == 0 for s in rest)  # positions, in both inputs alike
+        ordered = sorted(kept, key=lambda s: s.part)
+        mine = row(whole, at, real)
+        mine = replace(mine, sources=sorted(mine.sources, key=lambda s: s.part))
+        assert_same(mine, replace(alone, sources=ordered))
+        for source in whole.sources:
+            assert np.abs(source.shares[at][:, ~real]).max(initial=0) == 0  # padding has no share
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("method", RULES)
+@pytest.mark.parametrize("name", ["electra", "gpt2", "llama", "mistral"])
+def test_padding_on_either_side_is_the_same(name: str, method: str) -> None:
+    model, inputs = tiny_model(name), tiny_inputs(name)
+    inputs["position_ids"] = positions(inputs["attention_mask"])
+    left = left_padded(inputs)
+    left["position_ids"] = positions(left["attention_mask"])
+    right_shares, left_shares = (explain_changed(model, given, method) for given in (inputs, left))
+    for at in range(3):
+        real, moved = (given["attention_mask"][at].bool().numpy() for given in (inputs, left))
+        assert_same(row(right_shares, at, real), row(left_shares, at, moved))
+        assert np.abs(by_position(left_shares)[at][:, ~moved]).max(initial=0) == 0
+
+
+def explain_changed(model: Any, inputs: dict[str, Tensor], method: str) -> RowShares:
+    """Explain; a baseline has another id wherever the id is odd."""
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    other = torch.where((ids % 2 == 1) & (mask == 1), 17, ids)
+    baseline = {"input_ids": other} if method == "secant" else None
+    with FullPrecision():
+        return explain(
+            model, inputs, last_position(inputs), rules_of(method), baseline_inputs=baseline
+        )
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("name", ["bert", "llama", "bart", "wav2vec2"])
+def test_recomputation_changes_nothing(name: str) -> None:
+    model, inputs = tiny_model(name), tiny_inputs(name)
+    for method in RULES if name == "llama" else ["frozen"]:
+        kept, again = (
+            explained(name, inputs, method, 2, model=model, recompute=recompute, trace=True)
+            for recompute in (False, True)
+        )
+        assert_same(kept, again, 1e-15)
+        assert kept.trace is not None
+        assert again.trace is not None
+        for one, other in zip(kept.trace.cuts, again.trace.cuts, strict=True):
+            for stack, found in one.shares.items():
+                np.testing.assert_allclose(found, other.shares[stack], rtol=0, atol=1e-13)
+        for layer, other_layer in zip(kept.trace.layers, again.trace.layers, strict=True):
+            np.testing.assert_allclose(layer.heads, other_layer.heads, rtol=0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("method", RULES)
+def test_several_steps_are_single_ones(method: str) -> None:
+    model, inputs = tiny_model("llama"), tiny_inputs("llama")
+    several = explained("llama", inputs, method, 3, model=model)
+
+    def single(output: Any) -> Tensor:
+        return last_position(inputs, 3)(output)[:, [1]]
+
+    baseline = {"input_ids": inputs["input_ids"].clone()}
+    baseline["input_ids"][:, 2:4] = 17
+    with FullPrecision():
+        alone = explain(
+            model,
+            inputs,
+            single,
+            rules_of(method),
+            baseline_inputs=baseline if method == "secant" else None,
+        )
+    np.testing.assert_allclose(several.value[:, 1:2], alone.value, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(several.bias[:, 1:2], alone.bias, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(by_position(several)[:, 1:2], by_position(alone), rtol=0, atol=1e-13)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_the_order_of_methods_changes_nothing() -> None:
+    model, inputs = tiny_model("qwen3"), tiny_inputs("qwen3")
+    orders = [[*RULES], [*RULES][::-1]]
+    runs = [
+        {method: explained("qwen3", inputs, method, model=model) for method in order}
+        for order in orders
+    ]
+    for method in RULES:
+        assert_same(runs[0][method], runs[1][method], 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_half_precision_is_within_its_bound(name: str, dtype: torch.dtype) -> None:
+    exact = explain(
+        tiny_model(name),
+        (inputs := tiny_inputs(name)),
+        last_position(inputs),
+        rules_of("frozen"),
+    )
+    rounded = explain(
+        tiny_model(name, dtype=dtype), inputs, last_position(inputs), rules_of("frozen")
+    )
+    bound = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-5}[dtype]
+    assert 0 < rounded.error.max() < bound
+    gap = np.abs(by_position(rounded) - by_position(exact)).max()
+    assert gap < bound * float(size(exact).max())
+
+
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad])
+def test_disabled_gradients_make_no_difference(context: Any) -> None:
+    inputs = tiny_inputs("bert")
+    expected = explained("bert", inputs)
+    model = tiny_model("bert")
+    with context():
+        made = tiny_inputs("bert")
+        result = explain(model, made, last_position(made), rules_of("frozen"))
+    assert_same(expected, result, 0)
+
+
+def test_a_model_made_in_inference_mode_is_refused() -> None:
+    inputs = tiny_inputs("bert")
+    with torch.inference_mode():
+        model = tiny_model("bert")
+    with pytest.raises(InputError, match=r"made inside torch\.inference_mode"):
+        explain(model, inputs, last_position(inputs), rules_of("frozen"))
+
+
+def test_input_and_baseline_may_be_equal() -> None:
+    inputs = tiny_inputs("llama")
+    model = tiny_model("llama")
+    same = {"input_ids": inputs["input_ids"]}
+    result = explain(model, inputs, last_position(inputs), rules_of("secant"), baseline_inputs=same)
+    assert not result.value.any()
+    assert not by_position(result).any()
+    assert not result.error.any()
+
+
+# ---- nothing is left behind
+
+
+def condition(model: nn.Module) -> list[Any]:
+    """Return everything that an attribution may change for a while."""
+    config: Any = model.config
+    return [
+        [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in model.modules()],
+        [sorted(vars(m)) for m in model.modules()],
+        [
+            (p.requires_grad, p.grad is None, len(p._backward_hooks or ()))
+            for p in model.parameters()
+        ],
+        config.to_dict(),
+        config._attn_implementation,
+        torch.is_grad_enabled(),
+        network.running(),
+        torch.overrides._get_current_function_mode_stack(),
+    ]
+
+
+class Stop(nn.Module):
+    """Raises in the middle of a model's third call of a layer."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
+    def __call__(self, *_: Any) -> None:
+        raise self.error("in the middle")
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_behind(error: type[BaseException] | None, recompute: bool) -> None:
+    model: Any = tiny_model("llama").train()
+    model.model.layers[0].eval()
+    model.lm_head.weight.requires_grad_(False)
+    model.model.norm.weight.grad = torch.ones_like(model.model.norm.weight)
+    inputs = tiny_inputs("llama")
+    before = condition(model)
+    layer = model.model.layers[1]
+    value = last_position(inputs)
+    if error is None:
+        explain(model, inputs, value, rules_of("frozen"), recompute=recompute, trace=True)
+    else:
+        handle = layer.mlp.register_forward_hook(Stop(error))
+        with pytest.raises(error, match="in the middle"):
+            explain(model, inputs, value, rules_of("frozen"), recompute=recompute, trace=True)
+        handle.remove()
+    assert condition(model) == before
+    assert torch.equal(model.model.norm.weight.grad, torch.ones_like(model.model.norm.weight))
+
+
+def test_an_error_in_the_backward_pass_leaves_nothing_behind() -> None:
+    model: Any = tiny_model("llama")
+    inputs = tiny_inputs("llama")
+    before = condition(model)
+
+    def value(output: Any) -> Tensor:
+        output.logits.register_hook(Stop(KeyboardInterrupt))
+        return last_position(inputs)(output)
+
+    for recompute in (False, True):
+        with pytest.raises(KeyboardInterrupt, match="in the middle"):
+            explain(model, inputs, value, rules_of("frozen"), recompute=recompute)
+        assert condition(model) == before
+
+
+def test_a_forward_of_the_instance_stays() -> None:
+    model: Any = tiny_model("llama")
+    inputs = tiny_inputs("llama")
+    layer = model.model.layers[0]
+    own = layer.forward
+    layer.forward = own
+    explain(model, inputs, last_position(inputs), rules_of("frozen"), recompute=True)
+    assert vars(layer)["forward"] is own
+
+
+def tensors() -> int:
+    """Return the number of tensors that are alive."""
+    gc.collect()
+    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+
+def test_states_are_freed() -> None:
+    model, inputs = tiny_model("bert"), tiny_inputs("bert")
+    explained("bert", inputs, model=model)
+    before = tensors()
+    explained("bert", inputs, model=model)
+    assert tensors() <= before
+
+
+def test_attributions_do_not_nest() -> None:
+    model, inputs = tiny_model("bert"), tiny_inputs("bert")
+    value = last_position(inputs)
+
+    def nested(output: Any) -> Tensor:
+        explain(model, inputs, value, rules_of("frozen"))
+        return value(output)
+
+    with pytest.raises(InputError, match="inside another attribution"):
+        explain(model, inputs, nested, rules_of("frozen"))
+    with capture(model), pytest.raises(InputError, match="inside a capture"):
+        explain(model, inputs, value, rules_of("frozen"))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_other_threads_are_not_disturbed(recompute: bool) -> None:
+    model: Any = tiny_model("llama")
+    inputs = tiny_inputs("llama")
+    own = model(**inputs).logits.detach()
+    expected = explain(model, inputs, last_position(inputs), rules_of("frozen"))
+    outputs: list[Tensor] = []
+
+    def other_thread() -> None:
+        with torch.no_grad():
+            outputs.append(model(**inputs).logits)
+        outputs.append(model(**inputs).logits)
+        assert outputs[-1].requires_grad
+
+    def in_the_middle(*_: Any) -> None:
+        if threading.current_thread() is threading.main_thread() and not outputs:
+            thread = threading.Thread(target=other_thread)
+            thread.start()
+            thread.join()
+
+    handle = model.model.layers[1].register_forward_hook(in_the_middle)
+    result = explain(
+        model, inputs, last_position(inputs), rules_of("frozen"), recompute=recompute, trace=True
+    )
+    handle.remove()
+    assert len(outputs) == 2
+    assert all(torch.equal(output, own) for output in outputs)
+    assert_same(result, expected, 1e-15)
