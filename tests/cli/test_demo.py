@@ -169,13 +169,16 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
         figures[0].get_suptitle()
     )
     assert "What made the model say ' are' rather than ' is'" in done.stdout
-    shares = normscope.attribute(None, text=PROMPT, answer=ANSWER, foil=FOIL)
-    for token, share in shares.top(2):
+    explained = normscope.attribute(None, text=PROMPT, answer=ANSWER, foil=FOIL)
+    for token, share in explained.top(2):
         assert re.search(rf" {token} +\{signed(share, 2)} ", done.stdout)
-    assert proof(shares) in " ".join(done.stdout.split())
+    assert proof(explained) in " ".join(done.stdout.split())
     assert "The shares are drawn in normscope-demo-attribution.png" in done.stdout
     [bars] = figures[1].axes
-    assert [label.get_text() for label in bars.get_yticklabels()] == [*shares.tokens.texts, "bias"]
+    assert [label.get_text() for label in bars.get_yticklabels()] == [
+        *explained.tokens.texts,
+        "bias",
+    ]
 
 
 def test_another_model_and_another_format(

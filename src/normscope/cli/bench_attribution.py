@@ -17,7 +17,6 @@ from torch import Tensor
 from normscope.attribution.passes import explain
 from normscope.attribution.rules import rules_of
 
-
 LONGEST = 8192  # tokens of a difference: its attention is not fused
 
 
