@@ -61,7 +61,7 @@ class CategoryShares:
 
 @command
 def demo(arguments: DemoArguments) -> None:
-    """Show on real models what attention weights hide, and which words made an answer.
+    """Show what weights hide, and which words made an answer.
 
     Reads two sentences with the default model and prints, for each layer, how much of the weight
     and how much of the norm [CLS], [SEP], punctuation and all other tokens get; then draws both
