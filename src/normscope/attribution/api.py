@@ -289,7 +289,7 @@ class Explainer:
         elif row.similar_to is not None:
             settings["answer"] = settings["units"] = "cosine"
         elif row.function is not None:
-            settings["answer"] = answer
+            settings["answer"], settings["units"] = answer, "function"
         else:
             settings["answer"] = ",".join(map(str, indices[: _positive(terms)])) or "none"
             if row.foil is not None:
