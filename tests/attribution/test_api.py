@@ -401,6 +401,7 @@ def test_the_default_model_compares_sentences() -> None:
     )
     assert result.error < 1e-5
     assert 0 < result.value < 1
+    assert result.units == "cosine"
     assert dict(result.top(3)).keys() & {"guitar", "plays"}
     assert "all-MiniLM-L6-v2" in result.signature
 

@@ -26,6 +26,7 @@ from normscope.errors import InputError
 from normscope.models.loading import resolve
 from normscope.results.attribution import Attribution
 from normscope.results.signature import Signature
+from normscope.text.targets import check_tokenizers
 
 CONVENTIONS = "sources:before-embedding-norm;biases:apart"
 
@@ -231,6 +232,8 @@ class Explainer:
         for wanted in (False, True):
             chosen = [at for at, flag in enumerate(similar) if flag is wanted]
             if chosen:
+                if not wanted:
+                    check_tokenizers(core(self.model))
                 model = encoder_of(self.model) if wanted else self.model
                 yield from self._explain(model, asked, chosen)
 
