@@ -17,7 +17,7 @@ from normscope.attribution import network
 from normscope.attribution.ledger import Ledger
 from normscope.attribution.network import Network
 from normscope.attribution.passes import explain
-from normscope.attribution.rules import RULES, rules_of
+from normscope.attribution.rules import GATES, RULES, rules_of
 from normscope.errors import ExactnessError, UnsupportedModelError
 from normscope.models.architectures import tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
@@ -243,6 +243,7 @@ def explain_own(model: nn.Module, method: str) -> Any:
     return explain(model, IDS, partial(entry, index=2), rules_of(method), baseline_inputs=baseline)
 
 
+_SQUARE: Tensor = torch.linspace(-1, 1, 64, dtype=torch.float64).view(8, 8)
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
     "gelu of tanh": partial(functional.gelu, approximate="tanh"),
@@ -267,6 +268,18 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "constants": lambda x: 3 - 2 * (x + 1) / 4,
     "in place": lambda x: (x * 1).add_(2).mul_(x).div_(3).sub_(1),
     "set": lambda x: _set(x),
+    "set in a projection": lambda x: _set_here(x),
+    "scaled sum": lambda x: torch.sub(torch.add(x, torch.ones(8), alpha=2), 3.0, alpha=0.5),
+    "scaled product": lambda x: torch.addmm(
+        torch.ones(8, dtype=x.dtype), x.flatten(0, 1), _SQUARE, beta=3, alpha=2
+    ).view_as(x),
+    "reversed difference": lambda x: torch.rsub(x, 3.0, alpha=2),
+    "constant queries": lambda x: functional.scaled_dot_product_attention(
+        torch.ones(len(x), 3, 8, dtype=x.dtype), x, x
+    ),
+    "constant keys": lambda x: functional.scaled_dot_product_attention(
+        x, _SQUARE[None, :3].expand(len(x), 3, 8), x
+    ),
     "fill": lambda x: x.masked_fill(torch.arange(8) > 5, 0.3),
     "where": lambda x: torch.where(torch.arange(8) > 5, x, x.new_full((), 0.2)),
     "concatenate": lambda x: torch.cat([x[..., :4], torch.ones_like(x[..., :4])], -1),
@@ -290,6 +303,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "cosine": lambda x: torch.cos(x) * x,
     "attention": lambda x: functional.scaled_dot_product_attention(x, 2 * x, x),
 }
+
+
+def _set_here(x: Tensor) -> Tensor:
+    """Change the output of a projection itself, which is a view for autograd."""
+    x[..., 2] = 0.7
+    x[:, 0] *= 2
+    return x
 
 
 def _set(x: Tensor) -> Tensor:
@@ -330,6 +350,20 @@ def test_an_output_that_is_held_as_a_whole() -> None:
     with pytest.raises(UnsupportedModelError, match="only through what the method"):
         explain_own(model, "frozen")
     assert worst_gap(explain_own(model, "secant")) < 1e-12
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_the_gate_may_be_either_factor(gate: str) -> None:
+    first, second = (
+        explain(
+            Own(function), IDS, partial(entry, index=2), rules_of("frozen", gate)
+        ).sources[0].shares
+        for function in (
+            lambda x: functional.silu(x) * (x @ _SQUARE),
+            lambda x: (x @ _SQUARE) * functional.silu(x),
+        )
+    )  # fmt: skip
+    np.testing.assert_allclose(first, second, rtol=1e-13)
 
 
 class LowRank(nn.Module):

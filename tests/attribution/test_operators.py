@@ -163,6 +163,13 @@ def test_attention_in_blocks_of_queries(block: int, monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(held.push(saved, [None, None, v]), value, rtol=0, atol=1e-13)
 
 
+def test_the_slope_at_zero_is_the_derivative() -> None:
+    for function, slope in ((functional.gelu, 0.5), (torch.tanh, 1.0), (functional.softplus, 0.5)):
+        operator = Slope(function, Origin.of(function))
+        _, saved = operator.run(torch.zeros(2, dtype=torch.float64))
+        assert operator.factor(saved).tolist() == [slope, slope]
+
+
 def test_path_parts_at_zero_and_far_away() -> None:
     u = torch.tensor([0.0, 1e-300, 1e-8, -30.0, 5.0], dtype=torch.float64)
     parts = path_parts(functional.silu, Origin.of(functional.silu), u)

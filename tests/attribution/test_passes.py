@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,8 @@ from tests.helpers.explained import (
 )
 from tests.helpers.written_out import IDS, components, shares, written
 
+pytestmark = pytest.mark.usefixtures("unchecked_types")
+
 TOLERANCE = 1e-12
 
 CASES = [
@@ -39,7 +42,6 @@ CASES = [
 ]
 
 
-@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize(("name", "method", "gate"), CASES)
 def test_shares_are_the_components_pushed_forwards(
@@ -127,7 +129,6 @@ def row(result: RowShares, at: int, columns: Any) -> RowShares:
     )
 
 
-@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("method", RULES)
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_a_batch_is_its_rows_one_at_a_time(name: str, method: str) -> None:
@@ -150,7 +151,6 @@ def test_a_batch_is_its_rows_one_at_a_time(name: str, method: str) -> None:
             assert np.abs(source.shares[at][:, ~real]).max(initial=0) == 0  # padding has no share
 
 
-@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("method", RULES)
 @pytest.mark.parametrize("name", ["electra", "gpt2", "llama", "mistral"])
 def test_padding_on_either_side_is_the_same(name: str, method: str) -> None:
@@ -165,6 +165,32 @@ def test_padding_on_either_side_is_the_same(name: str, method: str) -> None:
         assert np.abs(by_position(left_shares)[at][:, ~moved]).max(initial=0) == 0
 
 
+@pytest.mark.parametrize("name", ["bert", "llama", "bart", "vit", "wav2vec2"])
+def test_one_backward_pass_tells_rows_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass for each row is only for models that mix rows."""
+    calls: list[Tensor] = []
+    back = passes._Account._back
+
+    def counted(self: Any, scalar: Tensor, keep: bool) -> Any:
+        calls.append(scalar)
+        return back(self, scalar, keep)
+
+    monkeypatch.setattr(passes._Account, "_back", counted)
+    for method in RULES:
+        inputs = tiny_inputs(name)
+        floats = {key: t.flip(0) for key, t in inputs.items() if t.is_floating_point()}
+        other = floats or {"input_ids": torch.where(inputs["input_ids"] > 9, 9, 8)}
+        calls.clear()
+        explain(
+            tiny_model(name),
+            inputs,
+            last_position(inputs),
+            rules_of(method),
+            baseline_inputs=other if method == "secant" else None,
+        )
+        assert len(calls) == 1
+
+
 def explain_changed(model: Any, inputs: dict[str, Tensor], method: str) -> RowShares:
     """Explain; a baseline has another id wherever the id is odd."""
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
@@ -176,7 +202,6 @@ def explain_changed(model: Any, inputs: dict[str, Tensor], method: str) -> RowSh
         )
 
 
-@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("name", ["bert", "llama", "bart", "wav2vec2"])
 def test_recomputation_changes_nothing(name: str) -> None:
     model, inputs = tiny_model(name), tiny_inputs(name)
@@ -195,7 +220,6 @@ def test_recomputation_changes_nothing(name: str) -> None:
             np.testing.assert_allclose(layer.heads, other_layer.heads, rtol=0, atol=1e-13)
 
 
-@pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize("method", RULES)
 def test_several_steps_are_single_ones(method: str) -> None:
     model, inputs = tiny_model("llama"), tiny_inputs("llama")
@@ -219,7 +243,6 @@ def test_several_steps_are_single_ones(method: str) -> None:
     np.testing.assert_allclose(by_position(several)[:, 1:2], by_position(alone), rtol=0, atol=1e-13)
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_the_order_of_methods_changes_nothing() -> None:
     model, inputs = tiny_model("qwen3"), tiny_inputs("qwen3")
     orders = [[*RULES], [*RULES][::-1]]
@@ -357,18 +380,29 @@ def test_a_forward_of_the_instance_stays() -> None:
     assert vars(layer)["forward"] is own
 
 
-def tensors() -> int:
-    """Return the number of tensors that are alive."""
-    gc.collect()
-    return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
-
-
-def test_states_are_freed() -> None:
+@pytest.mark.parametrize("recompute", [False, True])
+def test_states_are_freed(recompute: bool) -> None:
     model, inputs = tiny_model("bert"), tiny_inputs("bert")
-    explained("bert", inputs, model=model)
-    before = tensors()
-    explained("bert", inputs, model=model)
-    assert tensors() <= before
+    states: list[weakref.ref[Tensor]] = []
+
+    def note(module: nn.Module, args: Any, output: Any) -> None:
+        states.append(weakref.ref(output[0] if isinstance(output, tuple) else output))
+
+    handles = [module.register_forward_hook(note) for module in model.modules()]
+    result = explain(
+        model,
+        inputs,
+        last_position(inputs),
+        rules_of("frozen"),
+        trace=True,
+        recompute=recompute,
+    )
+    for handle in handles:
+        handle.remove()
+    assert result.trace is not None
+    assert len(states) > 60
+    gc.collect()
+    assert [state for state in states if state() is not None] == []
 
 
 def test_attributions_do_not_nest() -> None:

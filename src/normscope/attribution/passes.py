@@ -213,11 +213,12 @@ class _Setup:
     def run(self, network: Network) -> Tensor:
         """Run the model as a linearised network, and return the scalars."""
         given = self._given(network)  # sources are leaves, made before the mode sees functions
-        with network:
-            values = self.value(self.model(**given))
-        if network.tracer is not None:
-            network.tracer.finish_forward()
-        return values
+        try:
+            with network:
+                return self.value(self.model(**given))
+        finally:
+            if network.tracer is not None:
+                network.tracer.finish_forward()
 
     def forward(self, network: Network) -> Tensor:
         """Run the model without a backward pass."""

@@ -312,6 +312,8 @@ class Tracer:
         """Watch the states that left the last layers."""
         for name, (layer, state) in self._last.items():
             self._watch(state, _Watched(name, layer, "state"))
+        # The graph holds hooks, and they hold this: a state kept here would keep all of them.
+        self._last.clear()
 
     def forget(self, step: int) -> None:
         """Forget a backward pass that is run again."""
