@@ -730,3 +730,69 @@ def test_only_needed_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> Non
     normscope.attribute(lm, TOK, PROMPT, answer=" mat")
     normscope.attribute(lm, TOK, [PROMPT, "a dog"], answer=" mat")
     assert [shape[:2] for shape in shapes] == [(1, 1), (2, 2)]
+
+
+def test_a_model_writes_with_the_inputs_that_are_explained() -> None:
+    typed = tokenizer()  # gives token types, which GPT-2 adds to its embeddings
+    lm = language_model()
+    result = normscope.attribute(lm, typed, PROMPT, generate=1)
+    assert result.steps is not None
+    assert result.steps.strings == (normscope.attribute(lm, typed, PROMPT).answer,)
+
+
+@pytest.mark.parametrize("baseline", ["<unk>", "zero", "mean"])
+def test_given_tokens_are_not_replaced_by_a_baseline(baseline: str) -> None:
+    result = normscope.attribute(
+        language_model(), TOK, PROMPT, continuation="and the", baseline=baseline
+    )
+    given = [at for at, side in enumerate(result.sides) if side == "continuation"]
+    assert len(given) == 2
+    assert np.abs(result.scores.values[:, given]).max() == 0
+    assert np.abs(result.scores.values).max() > 0
+
+
+def test_a_model_cannot_write_beyond_its_length() -> None:
+    with pytest.raises(InputError, match=r"more than the 64 that GPT2LMHeadModel takes"):
+        normscope.attribute(language_model(), TOK, "the " * 60, generate=5)
+
+
+def test_texts_of_a_classifier_with_a_decoder_are_explained_one_at_a_time() -> None:
+    model = tiny_head("bart", "BartForSequenceClassification")
+    texts, pairs = ["the cat sat", "dog"], ["a dog", None]
+    results = normscope.attribute(model, TOK, texts, text_pair=pairs)
+    for text, pair, result in zip(texts, pairs, results, strict=True):
+        single = normscope.attribute(model, TOK, text, text_pair=pair)
+        np.testing.assert_allclose(result.scores.values, single.scores.values, atol=1e-12)
+
+
+def test_functions_of_one_row_and_baselines() -> None:
+    def of_batch(output: Any) -> Any:
+        return output.logits[:, -1].log_softmax(-1)[:, 5]
+
+    lm = language_model()
+    result = normscope.attribute(lm, TOK, PROMPT, answer=of_batch, baseline="<unk>")
+    expected = normscope.attribute(lm, TOK, PROMPT, answer=5, baseline="<unk>", units="logprob")
+    assert result.value == pytest.approx(expected.value)
+    np.testing.assert_allclose(result.scores.values, expected.scores.values, atol=1e-9)
+    with pytest.raises(InputError, match="must work on a whole batch"):
+        normscope.attribute(
+            lm, TOK, PROMPT, answer=lambda o: o.logits[0, -1].log_softmax(-1)[5], baseline="<unk>"
+        )
+
+
+def test_a_model_of_images_reads_no_text() -> None:
+    with pytest.raises(InputError, match="reads pixel_values, not text"):
+        normscope.attribute(tiny_head("vit", "ViTForImageClassification"), TOK, PROMPT)
+
+
+def test_numbers_of_numpy() -> None:
+    lm = language_model()
+    result = normscope.attribute(lm, TOK, PROMPT, answer=5, position=np.int64(1))
+    assert result.value == normscope.attribute(lm, TOK, PROMPT, answer=5, position=1).value
+
+
+def test_a_word_does_not_cross_from_the_prompt_into_the_continuation() -> None:
+    result = normscope.attribute(language_model(), TOK, "the red mat", continuation="s ran")
+    words = result.words()
+    assert words.tokens.strings == ("<s>", "the", "red", "mat", "s", "ran")
+    assert words.sides[-3:] == ("text", "continuation", "continuation")

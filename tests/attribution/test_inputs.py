@@ -217,3 +217,11 @@ def test_an_output_that_depends_on_padding_is_refused() -> None:
     model = tiny_head("bert", "BertModel")
     with pytest.raises(InputError, match=r"depends on padding, which has [0-9.]+% of the shares"):
         normscope.attribute_inputs(model, inputs, answer=lambda o: o.last_hidden_state[0, -1, 3])
+
+
+def test_what_was_given_is_said() -> None:
+    model = language_model()
+    with pytest.raises(InputError, match="input_ids: list"):
+        normscope.attribute_inputs(model, {"input_ids": [[1, 2]]}, answer=5)
+    with pytest.raises(InputError, match=r"shape \(3,\)"):
+        normscope.attribute_inputs(model, {"input_ids": torch.tensor([10, 11, 12])}, answer=5)

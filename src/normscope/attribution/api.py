@@ -159,6 +159,12 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
             "folder or name, and its tokenizer is loaded with it; attribute_inputs() takes tensors"
         )
     check_model(model)
+    reads = getattr(model, "main_input_name", "input_ids")
+    if reads not in ("input_ids", "decoder_input_ids"):
+        raise InputError(
+            f"{type(model).__name__} reads {reads}, not text: use attribute_inputs() with what its "
+            "processor returns"
+        )
     return model, tokenizer
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.attribution.heads import CAUSAL, head_of, is_index
+from normscope.attribution.heads import CAUSAL, head_of, is_index, writes
 from normscope.attribution.options import MEAN, ZERO, Question
 from normscope.attribution.reading import Reader, replaced, side_by_side
 from normscope.attribution.rows import AskedRow, with_decoder
@@ -51,8 +51,9 @@ def baseline_of(
     index = _token_named(reader, given)
     if index is None:
         return Baseline(str(given), _other_text(reader, row, text, question, given))
-    texts = tuple(replaced(encoded, index) for encoded in row.texts)
-    decoder = None if row.decoder is None else replaced(row.decoder, index)
+    flags, written = row.replaceable(writes(reader.model))
+    texts = tuple(map(replaced, row.texts, flags, itertools.repeat(index)))
+    decoder = None if row.decoder is None else replaced(row.decoder, written, index)
     return Baseline(str(given), replace(row, texts=texts, decoder=decoder))
 
 
@@ -87,13 +88,9 @@ def _other_text(
     for encoded, other in zip(row.texts, texts, strict=True):
         _check_equal(encoded, len(encoded), other)
     decoder = row.decoder
-    if decoder is not None and row.explained is None and not _writes(reader):
+    if decoder is not None and row.explained is None and not writes(reader.model):
         decoder, _ = with_decoder(reader, texts[0], ())
     return replace(row, texts=texts, decoder=decoder)
-
-
-def _writes(reader: Reader) -> bool:
-    return bool(getattr(reader.model, "can_generate", lambda: False)())
 
 
 def _check_equal(encoded: Encoded, count: int, other: Encoded) -> None:

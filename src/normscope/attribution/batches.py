@@ -19,15 +19,24 @@ from normscope.attribution.answers import (
     states_of,
 )
 from normscope.attribution.baselines import EMBEDDINGS, Baseline, embedded
-from normscope.attribution.heads import CAUSAL, CHOICES, LABELS, SEQ2SEQ, SPANS, core, head_of
+from normscope.attribution.heads import (
+    CAUSAL,
+    CHOICES,
+    LABELS,
+    SEQ2SEQ,
+    SPANS,
+    core,
+    head_of,
+    writes,
+)
 from normscope.attribution.options import SECANT, AttributionOptions
 from normscope.attribution.passes import RowShares, explain
 from normscope.attribution.rows import AskedRow
 from normscope.attribution.rules import rules_of
 from normscope.engine.batches import by_length, halves
-from normscope.errors import InputError
+from normscope.errors import InputError, NormscopeError
 from normscope.models.running import accepted_by, evaluating
-from normscope.text.tokens import Encoded, encode, pad
+from normscope.text.tokens import encode, pad
 
 BATCH_TOKENS = 2048  # padded tokens in one batch
 
@@ -72,7 +81,9 @@ class Runner:
         configured = getattr(core(model).config.get_text_config(), "pad_token_id", None)  # type: ignore[operator, union-attr]
         # A classifier finds the last token of a text by the padding id of its own config.
         known = (configured, tokenizer.pad_token_id)
-        self.alone = self.head == LABELS and configured is None
+        # One with a decoder wants as many end tokens in every row.
+        two_sided = bool(getattr(core(model).config, "is_encoder_decoder", False))
+        self.alone = self.head == LABELS and (configured is None or two_sided)
         self.padding = next((p for p in known if p is not None), 0)
 
     def run(self, tasks: Sequence[Task]) -> Iterator[ExplainedBatch]:
@@ -112,7 +123,7 @@ class Runner:
             if secant:
                 baselines = [task.baselines[number] for task in tasks]
                 real, others = self._pair(rows, baselines, inputs, value)
-            with evaluating(self.model), _readable_errors(self.model):
+            with evaluating(self.model), _readable_errors(self.model, rows[0]):
                 shares.append(
                     explain(self.model, real, value, rules, baseline_inputs=others, **how)
                 )
@@ -192,10 +203,12 @@ class Runner:
             replaced, _ = self.inputs(others)
             return inputs, replaced
         masks: dict[str, Any] = {"kind": baselines[0].embedding}
-        for name, side in zip(EMBEDDINGS, (0, 1), strict=True):
+        flags = [row.replaceable(writes(self.model)) for row in rows]
+        for name, side in zip(
+            EMBEDDINGS, ([texts[0] for texts, _ in flags], [d for _, d in flags]), strict=True
+        ):
             if name in inputs:
-                texts = [(row.text, row.decoder)[side] for row in rows]
-                masks[name] = _ordinary([text for text in texts if text], inputs[name])
+                masks[name] = _mask(side, inputs[name])
         with evaluating(self.model):
             return embedded(self.model, inputs, value, masks)
 
@@ -205,11 +218,11 @@ def _lengths(row: AskedRow) -> tuple[int, ...]:
     return (longest * len(row.texts), 0 if row.decoder is None else len(row.decoder))
 
 
-def _ordinary(texts: Sequence[Encoded], ids: Tensor) -> Tensor:
-    """Return which positions have a token that is not special, as (row, position)."""
+def _mask(flags: Sequence[Sequence[bool]], ids: Tensor) -> Tensor:
+    """Return the positions that are flagged, as (row, position)."""
     mask = torch.zeros(ids.shape, dtype=torch.bool)
-    for row, text in enumerate(texts):
-        mask[row, : len(text)] = ~torch.tensor(text.tokens.special)
+    for row, of_row in enumerate(flags):
+        mask[row, : len(of_row)] = torch.tensor(of_row)
     return mask.to(ids.device)
 
 
@@ -222,10 +235,20 @@ def _span_positions(row: AskedRow) -> list[int]:
 
 
 @contextmanager
-def _readable_errors(model: Any) -> Iterator[None]:
-    """Turn an error of transformers that gives no advice into one that does."""
+def _readable_errors(model: Any, row: AskedRow) -> Iterator[None]:
+    """Turn an error that gives no advice into one that does."""
     try:
         yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if row.function is None or isinstance(error, NormscopeError):
+            raise
+        raise InputError(
+            f"the function in answer= cannot be explained ({error}). With a baseline, a function "
+            "that is not linear must work on a whole batch, as output.logits[:, -1].log_softmax(-1)"
+            "[:, 5] does"
+        ) from error
     except ValueError as error:
         if "no padding token is defined" not in str(error):
             raise

@@ -128,3 +128,8 @@ def is_index(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.ndim == 0 and not value.is_floating_point() and not value.is_complex()
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def writes(model: Any) -> bool:
+    """Return whether a model generates text."""
+    return bool(getattr(model, "can_generate", lambda: False)())

@@ -145,10 +145,19 @@ class InputRows:
         if not isinstance(inputs, Mapping) or not any(
             isinstance(v, Tensor) for v in inputs.values()
         ):
+            given = type(inputs).__name__
+            if isinstance(inputs, Mapping) and inputs:
+                given = ", ".join(f"{name}: {type(v).__name__}" for name, v in inputs.items())
             raise InputError(
                 "attribute_inputs() takes a mapping of tensors (input_ids, pixel_values, …) as the "
-                f"model itself does, but was given {type(inputs).__name__}"
+                f"model itself does, but was given {given}"
             )
+        for name, tensor in inputs.items():
+            if name.endswith("input_ids") and isinstance(tensor, Tensor) and tensor.dim() < 2:
+                raise InputError(
+                    f"{name} has the shape {tuple(tensor.shape)}; give (row, position), with one "
+                    "row for one text"
+                )
         self.model, self.head = model, head_of(model)
         self.inputs = {name: _moved(model, value) for name, value in inputs.items()}
         self.count = len(next(v for v in self.inputs.values() if isinstance(v, Tensor)))

@@ -45,7 +45,7 @@ def causal_row(reader: Reader, text: Any, question: Question, model: Any) -> Ask
     follows: Any = question.continuation
     if question.generate is not None:
         prompt, _ = reader.prompt(text)
-        follows = write(model, reader.tokenizer, prompt.ids, question.generate)
+        follows = write(model, reader.tokenizer, prompt, question.generate)
     if follows is not None:
         whole, count = reader.prompt(text, follows)
         sides = ("text",) * count + ("continuation",) * (len(whole) - count)
@@ -186,7 +186,7 @@ def translation_row(reader: Reader, text: Any, question: Question, model: Any) -
             decoder = reader.decoder_input(target)
             explained = target.tokens
         else:
-            written = write(model, reader.tokenizer, source.ids, question.generate or 0)
+            written = write(model, reader.tokenizer, source, question.generate or 0)
             tokens = label_ids(reader.tokenizer, written)
             explained = take(tokens, range(1, len(written)))
             read = take(tokens, range(len(written) - 1))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any
 
 from normscope.attribution.rules import GATES, RULES
@@ -100,17 +101,22 @@ class Question:
                 f"{' and '.join(chosen)} are given, and each says what to explain: give one of them"
             )
         if self.generate is not None and (
-            isinstance(self.generate, bool) or not isinstance(self.generate, int)
+            isinstance(self.generate, bool) or not isinstance(self.generate, Integral)
         ):
             raise InputError(f"generate is a number of tokens, but was given {self.generate!r}")
         if self.generate is not None and self.generate < 1:
             raise InputError(f"generate is at least 1, but was given {self.generate}")
         if self.position is not None:
-            if isinstance(self.position, bool) or not isinstance(self.position, int):
+            if isinstance(self.position, bool) or not isinstance(self.position, Integral):
                 raise InputError(f"position is a whole number, but was given {self.position!r}")
             if multiple := [name for name in chosen if name != "answer"]:
                 raise InputError(f"position goes with an answer, not with {multiple[0]}")
-        return replace(self, baseline=_baselines(self.baseline))
+        numbers: dict[str, Any] = {
+            name: int(number)
+            for name, number in (("generate", self.generate), ("position", self.position))
+            if number is not None
+        }
+        return replace(self, baseline=_baselines(self.baseline), **numbers)
 
     @property
     def baselines(self) -> tuple[Any, ...]:

@@ -248,10 +248,9 @@ def spoken(tokenizer: Any, ids: Sequence[int]) -> str:
     return f" {text}" if piece.startswith(SPACE_MARKS) and not text.startswith(" ") else text
 
 
-def replaced(encoded: Encoded, index: int) -> Encoded:
-    """Return an encoded text with one token in place of all that are not special."""
-    flags = encoded.tokens.special
-    ids = [old if special else index for old, special in zip(encoded.ids, flags, strict=True)]
+def replaced(encoded: Encoded, flags: Sequence[bool], index: int) -> Encoded:
+    """Return an encoded text with one token in place of some."""
+    ids = [index if flag else old for old, flag in zip(encoded.ids, flags, strict=True)]
     return replace(encoded, ids=ids)
 
 

@@ -44,6 +44,26 @@ class AskedRow:
     similar_to: str | None = None
     names: tuple[str, ...] = ()
 
+    def replaceable(self, writes: bool) -> tuple[list[list[bool]], list[bool]]:
+        """Return which tokens a baseline replaces, of the texts and of the decoder's input.
+
+        Special tokens stay as they are, and so do tokens that are given: those of an answer or a
+        continuation that come before the one that is explained.
+
+        Args:
+            writes: whether what the decoder reads was written by it, and not the text once more.
+        """
+        given = [side == "continuation" for side in self.sides] if len(self.texts) == 1 else []
+        texts = [
+            [
+                not special and not (at < len(given) and given[at])
+                for at, special in enumerate(text.tokens.special)
+            ]
+            for text in self.texts
+        ]
+        decoder = () if self.decoder is None else self.decoder.tokens.special
+        return texts, [not special and not writes for special in decoder]
+
     @property
     def text(self) -> Encoded:
         """The text, of models that read one at a time."""

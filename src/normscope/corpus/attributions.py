@@ -8,6 +8,7 @@ the partial file is removed.
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import json
 import os
@@ -101,6 +102,9 @@ def _data_row(where: str, row: dict[str, Any], asked: Mapping[str, Any]) -> Data
     if row.get("text") is None:
         there = ", ".join(map(repr, list(row)[:8])) or "nothing"
         raise InputError(f"{where}: no field 'text'; there is: {there:.200}")
+    for field in set(row) - {*FIELDS, "text", "id"}:
+        if close := difflib.get_close_matches(field, FIELDS, 1, cutoff=0.8):
+            raise InputError(f"{where}: unknown field {field!r}; did you mean {close[0]!r}?")
     own = {name: row[name] for name in FIELDS if row.get(name) is not None}
     for name in NUMBERS:
         if isinstance(own.get(name), str):
@@ -205,7 +209,13 @@ class FileRun:
             return {}
         lines = self.partial.read_bytes().split(b"\n")
         # What follows the last end of a line was not written to its end.
-        finished = [json.loads(line) for line in lines[:-1]]
+        try:
+            finished = [json.loads(line) for line in lines[:-1]]
+        except ValueError:
+            raise InputError(
+                f"{str(self.partial)!r} is damaged or has not been written by normscope; start "
+                "again with --restart"
+            ) from None
         if not finished or finished[0] != header:
             before = finished[0] if finished else {}
             other = [name for name in header if before.get(name) != header[name]]

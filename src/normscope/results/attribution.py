@@ -98,8 +98,8 @@ class Attribution:
         trace: TracedShares | None = None,
         signature: SignatureSource | str = "",
     ) -> None:
-        self.tokens, self.steps = tokens, steps
         self.sides = ("text",) * len(tokens) if sides is None else tuple(sides)
+        self.tokens, self.steps = _words_of_sides(tokens, self.sides), steps
         self.answer = answer if isinstance(answer, str) else tuple(answer)
         self.foil = foil
         self.settings = {str(name): str(setting) for name, setting in (settings or {}).items()}
@@ -604,3 +604,24 @@ class Attribution:
         from normscope.results.saved import save
 
         save(self, path)
+
+
+def _words_of_sides(tokens: Tokens, sides: tuple[str, ...]) -> Tokens:
+    """Return tokens of which no word has pieces of several sides, of prompt and continuation."""
+    if tokens.word_of is None or tokens.words is None or len(sides) != len(tokens):
+        return tokens
+    pieces: dict[tuple[int, str], list[int]] = {}
+    for at, place in enumerate(zip(tokens.word_of, sides, strict=True)):
+        pieces.setdefault(place, []).append(at)
+    if len(pieces) == len({word for word, _ in pieces}):
+        return tokens
+    split = [word for word, _ in pieces]
+    words = tuple(
+        "".join(tokens.texts[at] for at in group).strip()
+        if split.count(word) > 1
+        else tokens.words[word]
+        for (word, _), group in pieces.items()
+    )
+    number = {place: index for index, place in enumerate(pieces)}
+    word_of = tuple(number[place] for place in zip(tokens.word_of, sides, strict=True))
+    return replace(tokens, word_of=word_of, words=words)
