@@ -21,7 +21,7 @@ help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1|/p' $(firstword $(MAKEFILE_LIST)) | \
 		while IFS='|' read -r goal does; do printf '  %-12s %s\n' "$$goal" "$$does"; done
 
-demo: $(VENV)/.installed  ## install, then show on a real model what attention weights hide
+demo: $(VENV)/.installed  ## install, then show what weights hide and which words made an answer
 	$(VENV)/bin/normscope demo
 
 test: lint types  ## install, then lint, check types and run every test
@@ -75,7 +75,7 @@ docs: $(VENV)/.installed  ## build the documentation, strictly, into site/
 
 clean:  ## remove what these goals made
 	rm -rf $(VENV) $(VENV_LOWEST) site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
-	rm -f normscope-demo.png
+	rm -f normscope-demo.png normscope-demo-attribution.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # An environment is installed anew when what it was made from changes; __init__.py has the version.

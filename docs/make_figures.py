@@ -1,4 +1,4 @@
-"""Draw the figures of docs/plots.md with the default model.
+"""Draw the figures of docs/plots.md and docs/attribution.md with the default models.
 
 python docs/make_figures.py
 """
@@ -20,6 +20,12 @@ def main() -> None:
     result = normscope.analyze(None, text=text, maps=MAPS)
     figure = plots.scopes(result, layer=2)[0].figure
     figure.savefig(IMAGES / "scopes.png", dpi=110, metadata={"Software": None})
+    traced = normscope.attribute(
+        None, text="The keys to the cabinet", answer=" are", foil=" is", trace=True
+    )
+    for name, draw in {"attribution": plots.attribution, "attribution-trace": plots.trace}.items():
+        figure = draw(traced).figure
+        figure.savefig(IMAGES / f"{name}.png", dpi=110, metadata={"Software": None})
 
 
 if __name__ == "__main__":

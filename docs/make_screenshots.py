@@ -1,6 +1,7 @@
-"""The pictures of docs/viewer.md, from real results of the default model.
+"""The pictures of docs/viewer.md, from real results of the default models.
 
-    python docs/make_screenshots.py
+    python docs/make_screenshots.py                          # all of them
+    python docs/make_screenshots.py viewer-attribution       # those named
 
 Needs the extras `dev` and a Chromium. Every picture is a part of the page as it opens from disk.
 """
@@ -29,13 +30,14 @@ LIMIT = 200_000  # bytes of a picture
 
 @dataclass(frozen=True)
 class Shot:
-    """One picture: what is shown, on which screen, in which colours."""
+    """One picture: what is shown, on which screen, in which colours, of maps or of shares."""
 
     name: str
     fragment: str
     width: int = 1280
     height: int = 900
     scheme: str = "light"
+    shares: bool = False
 
 
 SHOTS = (
@@ -46,6 +48,7 @@ SHOTS = (
     Shot("viewer-phone", "map=attn_n&layer=2&query=11", 390, 1100),
     Shot("viewer-phone-dark", "view=matrix&map=attn_n&layer=2&query=11&key=8&own=hide", 390, 1100,
          "dark"),
+    Shot("viewer-attribution", "answers=3-4", height=900, shares=True),
 )  # fmt: skip
 
 
@@ -57,21 +60,19 @@ def main() -> None:
     )
     if program is None:
         sys.exit("There is no Chromium: apt-get install chromium")
-    results = gather(None, text=TEXT, text_pair=PAIR)
-    # And the way through the feed-forward, to the end of the layer.
-    further = ("atb_ff", "atb_ff_res_ln")
-    results.append(normscope.analyze(None, text=TEXT, text_pair=PAIR, maps=further))
+    shots = [shot for shot in SHOTS if shot.name in sys.argv[1:] or len(sys.argv) == 1]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        file = Path(folder) / "page.html"
-        write(results, file)
+        for shares in {shot.shares for shot in shots}:
+            write(_shares() if shares else _maps(), Path(folder) / f"{shares}.html")
         browser = playwright.chromium.launch(
             executable_path=program, args=["--no-sandbox", "--disable-gpu"]
         )
-        for shot in SHOTS:
+        for shot in shots:
             page = browser.new_page(
                 viewport={"width": shot.width, "height": shot.height},
                 color_scheme="dark" if shot.scheme == "dark" else "light",
             )
+            file = Path(folder) / f"{shot.shares}.html"
             page.goto(f"{file.as_uri()}#{shot.fragment}")
             page.wait_for_selector(".normscope[data-ready]")
             page.wait_for_timeout(600)  # the overview draws its pictures one after the other
@@ -87,6 +88,20 @@ def main() -> None:
             print(f"{path.name} {size:,} bytes")
             assert size < LIMIT, f"{path.name} is larger than {LIMIT:,} bytes"
         browser.close()
+
+
+def _maps() -> list[normscope.Contributions]:
+    """Analyse the sentences: up to the attention block, then on to the end of the layer."""
+    further = ("atb_ff", "atb_ff_res_ln")
+    more = normscope.analyze(None, text=TEXT, text_pair=PAIR, maps=further)
+    return [*gather(None, text=TEXT, text_pair=PAIR), more]
+
+
+def _shares() -> normscope.Attribution:
+    """Explain a continuation."""
+    return normscope.attribute(
+        None, text="The keys to the cabinet", continuation=" are on the table", trace=True
+    )
 
 
 if __name__ == "__main__":

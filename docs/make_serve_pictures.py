@@ -17,13 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 IMAGES = Path(__file__).parent / "images"
 SHOTS: dict[str, Any] = {
     "serve": {"viewport": {"width": 1280, "height": 1180}, "color_scheme": "light"},
-    "serve-phone-dark": {"viewport": {"width": 390, "height": 1100}, "color_scheme": "dark"},
+    "serve-phone-dark": {"viewport": {"width": 390, "height": 1300}, "color_scheme": "dark"},
+    "serve-write": {"viewport": {"width": 1280, "height": 1270}, "color_scheme": "light"},
 }
+# What is asked in each picture: the number of the model, and the question.
+ASKED = {"serve": (0, "maps"), "serve-phone-dark": (0, "similar"), "serve-write": (1, "write")}
+
+
+def _click_a_word(page: Page) -> None:
+    """Choose the fourth token of the answer."""
+    answer = page.frame_locator("#view").get_by_role("listbox", name="Answer")
+    answer.get_by_role("option").nth(3).click()
+    page.mouse.move(5, 5)
 
 
 def main() -> None:
@@ -35,7 +45,10 @@ def main() -> None:
     if program is None:
         sys.exit("There is no Chromium: apt-get install chromium")
     server = subprocess.Popen(
-        [sys.executable, "-m", "normscope", "serve", "--port", "0"],
+        [
+            *(sys.executable, "-m", "normscope", "serve", "--port", "0"),
+            *("--model", "minilm", "--model", "smollm2"),
+        ],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -53,13 +66,22 @@ def main() -> None:
             )
             for name, options in SHOTS.items():
                 page = browser.new_page(**options)
+                page.set_default_timeout(90_000)  # the language model may need long
                 page.goto(found[0])
-                page.locator("#go:enabled").click()
+                page.locator("#go:enabled").wait_for()
+                model, question = ASKED[name]
+                page.locator("#model").select_option(index=model)
+                page.locator(f"#questions input[value={question}]").check()
+                page.locator("#go").click()
                 page.frame_locator("#view").locator(".normscope[data-ready]").wait_for()
+                if question == "write":
+                    _click_a_word(page)
                 page.wait_for_timeout(1500)
                 page.evaluate("scrollTo(0, 0)")
                 taken = Image.open(io.BytesIO(page.screenshot()))
-                taken.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+                # Maximum coverage keeps colours of small areas, such as a legend's.
+                coverage = Image.Quantize.MAXCOVERAGE
+                taken.convert("RGB").quantize(256, coverage, dither=Image.Dither.NONE).save(
                     IMAGES / f"{name}.png", optimize=True
                 )
                 page.close()

@@ -128,5 +128,13 @@ def test_analyze_refuses_it_rather_than_cut_the_target_by_the_wrong_tokenizer() 
         normscope.analyze(str(embedded_model_path()), text="das haus .", target="the house .")
 
 
+@pytest.mark.parametrize("question", [{"target": "the house ."}, {"generate": 3}, {}])
+def test_attribute_refuses_it_too(question: dict[str, Any]) -> None:
+    with pytest.raises(
+        InputError, match=r"a tokenizer of its own for the target.*attribute_inputs"
+    ):
+        normscope.attribute(str(embedded_model_path()), text="das haus .", **question)
+
+
 def test_its_choice_stands_in_its_folder() -> None:
     assert read_metadata(embedded_model_path()).choices[0] == Choice(1, 0, "awi")

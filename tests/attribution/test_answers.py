@@ -76,6 +76,16 @@ def test_probabilities_are_held() -> None:
     np.testing.assert_allclose(gradient, torch.eye(6, dtype=torch.float64)[2] - held)
 
 
+def test_the_size_of_what_cancels_is_known() -> None:
+    made = output(2, 1, 6)
+    rows: Any = [[(Term(0, 2), Term(0, 3, -1.0))], [(Term(0, 4),)]]
+    value: Any = LogitValue(CAUSAL, rows, **PLAIN)
+    value(made)
+    logits = made.logits[:, 0].abs()
+    expected = [[float(logits[0, 2] + logits[0, 3])], [float(logits[1, 4])]]
+    np.testing.assert_allclose(value.scale, expected)
+
+
 def test_half_precision_is_widened() -> None:
     made = SimpleNamespace(logits=torch.tensor([[256.0, 1.0]], dtype=torch.bfloat16))
     value = LogitValue(LABELS, [[(Term(0, 0), Term(0, 1))]], **PLAIN)

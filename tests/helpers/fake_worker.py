@@ -34,11 +34,26 @@ def send(header: dict[str, Any], **blobs: bytes) -> None:
 def main() -> None:
     names = receive()[0]["models"]
     maps = ["attn_w", "attn_n", "atb"]
-    description = {"maps": maps, "titles": {}, "per_head": maps[:2], "suggested": maps[:2]}
+    description: dict[str, Any] = {
+        "maps": maps,
+        "titles": {},
+        "per_head": maps[:2],
+        "suggested": maps[:2],
+    }
+    how = ["baseline", "trace"]
+    questions = {
+        "maps": {"fields": ["text_pair", "target", "maps", "heads"], "required": []},
+        "next": {"fields": ["answer", "foil", *how], "required": []},
+        "write": {"fields": ["generate", *how], "required": ["generate"]},
+        "mask": {"fields": ["text_pair", "answer", "foil", "position", *how], "required": []},
+    }
+    description |= {"questions": questions, "labels": [], "mask": None}
     if "broken" in names:
         send({"error": "no such model"})
     models = [
-        {"name": name, "target": name == "translator", "max_length": 10, **description}
+        {"name": name, "target": name == "translator", "max_length": 10}
+        | description
+        | {"mask": "[MASK]" if name == "masked" else None}
         for name in names
     ]
     send({"models": models})

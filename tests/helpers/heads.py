@@ -21,10 +21,11 @@ def _model(family: str, model: str, seed: int, labels: int) -> Any:
     config = getattr(transformers, tiny.config)(**copy.deepcopy(tiny.tiny))
     config.id2label = {i: LABELS.get(i, f"LABEL_{i}") for i in range(labels)}
     config.label2id = {label: i for i, label in config.id2label.items()}
-    with torch.random.fork_rng(devices=[]):
+    # Kept for other tests, whatever mode this one is in.
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]):
         made = getattr(transformers, model)(config)
-    made.double().eval()
-    randomize_(made, seed)
+        made.double().eval()
+        randomize_(made, seed)
     return made
 
 

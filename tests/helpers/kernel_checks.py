@@ -178,6 +178,26 @@ def check_flash(
     rows = slice(queries // 3, queries // 3 + max(queries // 2, 1))
     some = kernels.flash_norms(inputs, got, factors, rows)
     torch.testing.assert_close(some, cells[:, rows], rtol=2e-6, atol=1e-6)
+    given = numbers(batch, many, queries, size, dtype=dtype, device=device)
+    expected = (alpha.mT @ given.double()).unflatten(1, (few, -1)).sum(2)
+    found: Tensor = kernels.value_cotangents(inputs, got, given)
+    assert found.shape == (batch, few, keys, size)
+    exact = dtype == torch.float32 or device == "cpu"  # else the weights are rounded to 16 bits
+    size_of = float(expected.abs().max()) + 1e-6
+    bound = (2e-5 if dtype == torch.float32 else 1e-2 if exact else 2e-2) * size_of
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=bound)
+
+
+def check_elementwise(count: int, dtype: torch.dtype, device: str = "cpu") -> None:
+    u, value, g = (numbers(count, dtype=dtype, device=device) for _ in range(3))
+    u[::5] = 0
+    found = kernels.slope_cotangents(u, value, g, 0.25, 3.0)
+    slope = torch.where(u == 0, 3.0, (value.double() - 0.25) / torch.where(u == 0, 1, u).double())
+    rtol = 1e-6 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(found.double(), g.double() * slope, rtol=rtol, atol=1e-30)
+    first, second = kernels.product_cotangents(u, value, g, 0.25, 0.75)
+    torch.testing.assert_close(first.double(), 0.25 * (g * value).double(), rtol=rtol, atol=1e-30)
+    torch.testing.assert_close(second.double(), 0.75 * (g * u).double(), rtol=rtol, atol=1e-30)
 
 
 def close(got: Tensor, wanted: Tensor, name: str = "", at_least: float = 1e-300) -> None:

@@ -37,7 +37,8 @@ TEXT = "The cat sat on the mat."
 async def app(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, JobQueue]]:
     """Yield a client and the queue of an app whose worker is fake_worker.py."""
     changed = replace(ServeSettings(), **settings)
-    worker = WorkerProcess({"models": ["fake", "translator"]}, [sys.executable, str(FAKE)])
+    names = ["fake", "translator", "masked"]
+    worker = WorkerProcess({"models": names}, [sys.executable, str(FAKE)])
     jobs = JobQueue(changed, worker)
     transport = httpx.ASGITransport(create_app(changed, jobs))
     try:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from normscope.serve.jobs import JobQueue
-from tests.helpers.serving import body, check_error, in_app
+from tests.helpers.serving import body, check_error, in_app, until_over
 
 
 def test_only_json_within_the_limit() -> None:
@@ -46,9 +46,9 @@ def test_only_json_within_the_limit() -> None:
         ({}, "text is empty"),
         ({"text": " \n"}, "text is empty"),
         ({"text": 1}, "text must be a string"),
-        ({"text": "a", "model": "../../etc/passwd"}, "these models: fake, translator"),
-        ({"text": "a", "model": "owner/name"}, "these models: fake, translator"),
-        ({"text": "a", "model": ["fake"]}, "these models: fake, translator"),
+        ({"text": "a", "model": "../../etc/passwd"}, "these models: fake, translator, masked"),
+        ({"text": "a", "model": "owner/name"}, "these models: fake, translator, masked"),
+        ({"text": "a", "model": ["fake"]}, "these models: fake, translator, masked"),
         ({"text": "a", "maps": ["atb_ff"]}, "maps must be a list of: attn_w, attn_n, atb"),
         ({"text": "a", "maps": []}, "maps must be a list"),
         ({"text": "a", "maps": "attn_w"}, "maps must be a list"),
@@ -59,11 +59,47 @@ def test_only_json_within_the_limit() -> None:
         ({"text": "a", "target": "b"}, "fake takes no target"),
         ({"text": "a", "model": "translator"}, "translator needs a target"),
         ({"text": "a", "path": "/etc/passwd"}, "unknown: path"),
+        ({"text": "a", "question": "label"}, "question to fake must be one of: maps, next, write"),
+        ({"text": "a", "question": ["next"]}, "question to fake must be one of"),
+        ({"text": "a", "question": "next", "maps": ["attn_w"]}, "unknown: maps; valid for the"),
+        ({"text": "a", "answer": "b"}, "unknown: answer; valid for the question 'maps'"),
+        ({"text": "a", "question": "next", "answer": 1}, "answer must be a string"),
+        ({"text": "a", "question": "next", "foil": "b"}, "a foil, but no answer"),
+        ({"text": "a", "question": "next", "answer": " ", "foil": "b"}, "a foil, but no answer"),
+        ({"text": "a", "question": "next", "trace": 1}, "trace must be true or false"),
+        ({"text": "a", "question": "write"}, "generate is empty"),
+        ({"text": "a", "question": "write", "generate": True}, "generate must be a whole number"),
+        ({"text": "a", "question": "write", "generate": 0}, "tokens from 1 to 10"),
+        ({"text": "a", "question": "write", "generate": 11}, "tokens from 1 to 10"),
+        ({"text": "a", "question": "mask", "position": "1"}, "position must be a whole number"),
+        ({"text": "a", "question": "mask", "model": "masked"}, "the text has no mask token; put"),
+        (
+            {"text": "[MASK]", "text_pair": "[MASK]", "question": "mask", "model": "masked"},
+            "the text has 2 mask tokens; put [MASK] once",
+        ),
     ],
 )
 def test_errors_name_the_field(fields: dict[str, Any], message: str) -> None:
     async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
         check_error(await client.post("/api/jobs", **body(**fields)), 400, message)
         assert not jobs._jobs
+
+    in_app(test)
+
+
+def test_a_question_reaches_the_worker_with_its_fields() -> None:
+    async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
+        for fields in (
+            {"text": "a", "question": "next", "answer": "b", "foil": "c", "trace": True},
+            {"text": "a [MASK]", "question": "mask", "model": "masked", "baseline": "zero"},
+            {"text": "a", "question": "mask", "model": "masked", "position": 0},
+        ):
+            answer = await client.post("/api/jobs", **body(**fields))
+            assert answer.status_code == 202, answer.text
+            job = jobs.get(answer.json()["id"])
+            assert job is not None
+            assert job.request["task"] == "explain"
+            assert {name: job.request[name] for name in fields} == fields
+            assert (await until_over(client, job.id))["state"] == "done"
 
     in_app(test)

@@ -137,6 +137,22 @@ def test_single_heads_and_source_with_target(running: Server, tmp_path: Path) ->
     assert "head" in loaded.cross["attn_n"].axes
 
 
+def test_an_attribution_by_the_worker_process(running: Server, tmp_path: Path) -> None:
+    models = {m["name"]: m for m in running.http.get("/api/models").json()["models"]}
+    assert list(models[DEFAULT]["questions"]) == ["maps", "similar"]
+    texts = {"text": TEXT, "similar_to": "A cat is sitting."}
+    client, job = analyse(running, model=DEFAULT, question="similar", **texts)
+    assert job["state"] == "done", job
+    file = tmp_path / "result.safetensors"
+    file.write_bytes(client.get(f"/api/jobs/{job['id']}/result.safetensors").content)
+    expected = normscope.attribute(None, text=TEXT, similar_to=texts["similar_to"])
+    loaded = normscope.load(file)
+    assert isinstance(loaded, normscope.Attribution)
+    np.testing.assert_allclose(loaded.scores.values, expected.scores.values, rtol=1e-4, atol=1e-6)
+    page = client.get(f"/api/jobs/{job['id']}/page")
+    assert page.headers["content-security-policy"].startswith("sandbox allow-scripts")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+import normscope
 from normscope import InputError
 from normscope.decomposition.scopes import SCOPES
 from normscope.models.architectures import tiny_model
-from normscope.serve.worker import ServedModel, analyse, convert, load_models
+from normscope.serve.worker import ServedModel, analyse, convert, explain, load_models
+from tests.helpers.heads import classifier, language_model, masked_tokenizer, tiny_head, translator
 from tests.helpers.tiny import tokenizer
 
 REQUEST: dict[str, Any] = {
@@ -90,3 +92,114 @@ def test_limits(models: dict[str, ServedModel]) -> None:
         analyse(REQUEST | {"text": "cat " * 20}, models, cells)
     with pytest.raises(InputError, match=r"the target has \d+ tokens .* at most 12; shorten it"):
         analyse(REQUEST | {"model": "bart", "target": "cat " * 20}, models, cells)
+
+
+# ---- attributions
+
+TEXT = "the cat sat on the mat"
+ASKED: dict[str, list[dict[str, Any]]] = {
+    "gpt2": [
+        {"question": "next"},
+        {"question": "next", "answer": "dog", "foil": "cat", "trace": True},
+        {"question": "next", "answer": "dog", "baseline": "the dog sat on the mat"},
+        {"question": "continue", "continuation": "and looked at it"},
+        {"question": "write", "generate": 3},
+    ],
+    "classifier": [
+        {"question": "label"},
+        {"question": "label", "answer": "positive", "foil": "negative", "text_pair": "it ran"},
+    ],
+    "masked": [{"question": "mask", "text": "the sun sat", "answer": "dog", "foil": "cat"}],
+    "translator": [
+        {"question": "target", "target": "the dog ran"},
+        {"question": "write", "generate": 3},
+    ],
+    "encoder": [{"question": "similar", "similar_to": "the dog ran", "baseline": "zero"}],
+}
+
+
+@pytest.fixture(scope="module")
+def asked_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ServedModel]:
+    path = tmp_path_factory.mktemp("asked")
+    models = {
+        "gpt2": (language_model(), tokenizer(pair=False)),
+        "classifier": (classifier(), tokenizer()),
+        "masked": (tiny_head("bert", "BertForMaskedLM"), masked_tokenizer()),
+        "translator": (translator(), tokenizer(pair=False)),
+        "encoder": (tiny_model("bert"), tokenizer()),
+    }
+    for name, (model, its_tokenizer) in models.items():
+        model.save_pretrained(path / name)
+        its_tokenizer.save_pretrained(path / name)
+    return load_models([str(path / name) for name in models], None, None, 20)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_explain_gives_the_shares_of_attribute(
+    asked_models: dict[str, ServedModel], name: str, tmp_path: Path
+) -> None:
+    served = asked_models[name]
+    for asked in ASKED[name]:
+        request: dict[str, Any] = {"text": TEXT, **asked}
+        frame = explain({"model": name, **request}, asked_models, 100_000)
+        file = tmp_path / "result.safetensors"
+        file.write_bytes(frame.blobs["safetensors"])
+        text = request.pop("text")
+        del request["question"]
+        expected = normscope.attribute(served.model, served.tokenizer, text, **request)
+        loaded = normscope.load(file)
+        assert loaded == expected
+        assert frame.header["signature"] == expected.signature
+        assert frame.header["reconstruction_error"] == expected.error < 1e-5
+        assert frame.blobs["html"].startswith(b"<!doctype html>")
+        plain = json.loads(convert("json", frame.blobs["safetensors"]).blobs["json"])
+        assert plain["scores"] == expected.scores.values.tolist()
+        rows = convert("csv", frame.blobs["safetensors"]).blobs["csv"].decode().splitlines()
+        assert len(rows) > len(expected.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "message"),
+    [
+        ("gpt2", {"text": "cat " * 30}, r"the text has 32 tokens .* at most 20; shorten it"),
+        (
+            "gpt2",
+            {"question": "write", "generate": 15},
+            r"the prompt has 8 tokens and 15 may follow, and this server takes at most 20 in all",
+        ),
+        ("gpt2", {"answer": "cat " * 14}, r"the prompt has 8 tokens and 14 may follow"),
+        (
+            "gpt2",
+            {"question": "continue", "continuation": "cat " * 14},
+            r"the prompt has 8 tokens and 14 may follow",
+        ),
+        (
+            "gpt2",
+            {"question": "write", "generate": 12, "trace": True},
+            r"would have 2,400 numbers, .* 1,000; leave out the layers, or shorten the text",
+        ),
+        (
+            "encoder",
+            {"question": "similar", "similar_to": "cat " * 30},
+            r"the text to be similar to has 32 tokens .* at most 20",
+        ),
+        (
+            "translator",
+            {"question": "target", "target": "cat " * 30},
+            r"the target has 32 tokens .* at most 20",
+        ),
+        (
+            "masked",
+            {"question": "mask", "text": "the sun sat", "answer": "big dog"},
+            r"the answer 'big dog' is 2 tokens .* a masked model says one token",
+        ),
+        ("classifier", {"question": "label", "answer": "good"}, "no label 'good'"),
+        ("gpt2", {"baseline": "the dog"}, r"the text has 7 tokens and the baseline 3"),
+    ],
+)
+def test_explain_says_what_is_wrong(
+    asked_models: dict[str, ServedModel], name: str, asked: dict[str, Any], message: str
+) -> None:
+    request = {"model": name, "question": "next", "text": TEXT, **asked}
+    with pytest.raises(InputError, match=message):
+        explain(request, asked_models, 1000)

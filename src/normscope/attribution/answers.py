@@ -61,6 +61,7 @@ class LogitValue:
         self.head, self.rows = head, [list(steps) for steps in rows]
         self.units, self.exact, self.valid = units, exact, valid
         self.places = None if kept is None else {position: at for at, position in enumerate(kept)}
+        self.scale: NDArray[np.float64] | None = None  # of the numbers that cancel in the values
 
     def __call__(self, output: Any) -> Tensor:
         """Return the value of every row and step; settle what the model itself chooses."""
@@ -69,10 +70,15 @@ class LogitValue:
         place, index, weight = self._indices(scores)
         row = torch.arange(len(scores), device=scores.device)[:, None, None]
         picked = _wide(scores[row, place, index])
+        sizes = picked.detach().abs().double()
         if self.units == LOGPROB:
             # In float64: two large numbers nearly cancel, and one sums over a whole vocabulary.
-            picked = picked.double() - self._norm(scores, row, place)
+            norm = self._norm(scores, row, place)
+            sizes = sizes + norm.detach().abs()
+            picked = picked.double() - norm
         total: Tensor = (picked * weight.to(picked.dtype)).sum(dim=-1)
+        sizes = (sizes * weight.abs()).sum(dim=-1)[: len(self.rows)]
+        self.scale = sizes.detach().cpu().numpy()
         return total
 
     def _settle(self, scores: Tensor) -> None:

@@ -26,6 +26,7 @@ from normscope.errors import InputError
 from normscope.models.loading import resolve
 from normscope.results.attribution import Attribution
 from normscope.results.signature import Signature
+from normscope.text.targets import check_tokenizers
 
 CONVENTIONS = "sources:before-embedding-norm;biases:apart"
 
@@ -162,14 +163,9 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
 
 
 def check_model(model: Any) -> None:
-    """Raise InputError for a model that gradients cannot pass through."""
+    """Raise InputError for what is not a model of transformers."""
     if not hasattr(model, "config"):
         raise InputError(f"the model must be one of transformers, not {type(model).__name__}")
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise InputError(
-            "the model was loaded under torch.inference_mode(), so no gradient can pass through "
-            "it: load it outside"
-        )
 
 
 # ---- texts and questions
@@ -236,6 +232,8 @@ class Explainer:
         for wanted in (False, True):
             chosen = [at for at, flag in enumerate(similar) if flag is wanted]
             if chosen:
+                if not wanted:
+                    check_tokenizers(core(self.model))
                 model = encoder_of(self.model) if wanted else self.model
                 yield from self._explain(model, asked, chosen)
 
@@ -288,8 +286,10 @@ class Explainer:
         indices = [term.index for term in terms if term.index is not None]
         if row.explained is not None:
             settings["answer"] = f"{len(row.explained)} tokens"
-        elif row.function is not None or row.similar_to is not None:
-            settings["answer"] = answer if row.similar_to is None else "cosine"
+        elif row.similar_to is not None:
+            settings["answer"] = settings["units"] = "cosine"
+        elif row.function is not None:
+            settings["answer"], settings["units"] = answer, "function"
         else:
             settings["answer"] = ",".join(map(str, indices[: _positive(terms)])) or "none"
             if row.foil is not None:

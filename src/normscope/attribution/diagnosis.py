@@ -35,8 +35,9 @@ def diagnose(network: Network, forward: Callable[[Network], Tensor]) -> str:
         for handle in handles:
             handle.remove()
     return (
-        "every torch function that the model calls passes them on; something that is not a torch "
-        "function (an autograd function or a kernel of its own, detached states) does not"
+        "every torch function that the model calls passes them on, so either something that is not "
+        "a torch function (an autograd function or a kernel of its own, detached states) does not, "
+        "or the gap is rounding, which float64 (model.double()) would show"
     )
 
 

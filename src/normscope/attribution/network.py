@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from normscope.attribution import functions
@@ -27,6 +26,14 @@ from normscope.attribution.attention import (
     HeldAttention,
     SecantAttention,
     can_fuse,
+)
+from normscope.attribution.composites import (
+    COMPOSITE_SCALES,
+    COMPOSITES,
+    Arguments,
+    Keywords,
+    NormCall,
+    of_first,
 )
 from normscope.attribution.ledger import Ledger
 from normscope.attribution.operators import (
@@ -46,13 +53,11 @@ from normscope.attribution.operators import (
     path_parts,
     unaliased,
 )
+from normscope.attribution.projections import WideProjection, is_wide
 from normscope.attribution.rules import Rules
 from normscope.attribution.structure import Structure
 from normscope.attribution.trace import Tracer
 from normscope.errors import UnsupportedModelError
-
-Arguments = tuple[Any, ...]
-Keywords = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -362,7 +367,12 @@ class Network(TorchFunctionMode):
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
         if _is_state(args[1]):
             return self._unknown(func, args, kwargs)
-        value: Tensor = func(*args, **kwargs)
+        if func is torch.nn.functional.linear and is_wide(args[1]):
+            weight, rest = args[1].detach(), args[2:]
+            project = WideProjection(lambda x: func(x, weight, *rest, **kwargs), weight)
+            value: Tensor = project(args[0])
+        else:
+            value = func(*args, **kwargs)
         if bias is not None:
             value = unaliased(value)
             behind = functions.CONVOLUTIONS.get(func.__name__, 0)
@@ -431,8 +441,8 @@ class Network(TorchFunctionMode):
             held: Tensor = _held(func, args, kwargs)
             return _mark(held, _Gate())
         if self.rules.softmax == "secant":
-            return SecantSlope(_of_first(func, args, kwargs))(args[0])
-        return self._tangent(_of_first(func, args, kwargs), (args[0],))
+            return SecantSlope(of_first(func, args, kwargs))(args[0])
+        return self._tangent(of_first(func, args, kwargs), (args[0],))
 
     def _tangent(
         self,
@@ -507,7 +517,7 @@ class Network(TorchFunctionMode):
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        softmax = _of_first(func, args, kwargs)
+        softmax = of_first(func, args, kwargs)
         if self.rules.softmax == "held":
             alpha: Tensor = _held(func, args, kwargs)
         elif self.rules.softmax == "secant":
@@ -526,18 +536,18 @@ class Network(TorchFunctionMode):
         if self.rules.norm == "held" and not (name == "logsumexp" and self.rules.softmax != "held"):
             return _held(func, args, kwargs)
         if self.rules.norm != "secant":
-            return self._tangent(_of_first(func, args, kwargs), (args[0],))
+            return self._tangent(of_first(func, args, kwargs), (args[0],))
         if name == "logsumexp":
             dim = kwargs["dim"] if "dim" in kwargs else args[1]
             keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
-            return SecantLogSumExp(_of_first(func, args, kwargs), dim, keepdim)(args[0])
-        if name in _COMPOSITE_SCALES:
+            return SecantLogSumExp(of_first(func, args, kwargs), dim, keepdim)(args[0])
+        if name in COMPOSITE_SCALES:
             with self:
-                return _COMPOSITE_SCALES[name](*args, **kwargs)
+                return COMPOSITE_SCALES[name](*args, **kwargs)
         return self._unknown(func, args, kwargs)
 
     def _norm(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        x, norm = args[0], _NormCall.of(func, args, kwargs)
+        x, norm = args[0], NormCall.of(func, args, kwargs)
         if self.rules.norm == "tangent":
             return self._tangent(norm.function, (x,))
         kind = SecantNorm if self.rules.norm == "secant" else HeldNorm
@@ -571,7 +581,7 @@ class Network(TorchFunctionMode):
 
     def _composite(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         with self:
-            return _COMPOSITES[func.__name__](*args, **kwargs)
+            return COMPOSITES[func.__name__](*args, **kwargs)
 
 
 def _is_state(argument: Any) -> bool:
@@ -593,15 +603,15 @@ def _zero(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.requires_grad else tensor
 
 
-def _of_first(func: Any, args: Arguments, kwargs: Keywords) -> Callable[[Tensor], Tensor]:
-    """Return a function of the first argument alone, which does not keep it in memory."""
-    rest = args[1:]
-
-    def function(first: Tensor) -> Tensor:
-        value: Tensor = func(first, *rest, **kwargs)
-        return value
-
-    return function
+def _call_with(
+    func: Any, args: Arguments, kwargs: Keywords, places: Sequence[int], *states: Tensor
+) -> Tensor:
+    """Call a function with states in some places of its arguments."""
+    arguments = list(args)
+    for place, state in zip(places, states, strict=True):
+        arguments[place] = state
+    value: Tensor = func(*arguments, **kwargs)
+    return value
 
 
 def _held(func: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -622,17 +632,6 @@ def _constant_parameter(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad and tensor.is_leaf else tensor
 
 
-def _call_with(
-    func: Any, args: Arguments, kwargs: Keywords, places: Sequence[int], *states: Tensor
-) -> Tensor:
-    """Call a function with other tensors at some places of its arguments."""
-    arguments = list(args)
-    for place, state in zip(places, states, strict=True):
-        arguments[place] = state
-    value: Tensor = func(*arguments, **kwargs)
-    return value
-
-
 def _carry_weights(args: Arguments, value: Any) -> Any:
     """Note that a value is attention weights still, after a cast, a view or dropout."""
     if args and getattr(args[0], "_normscope_weights", False) and isinstance(value, Tensor):
@@ -650,143 +649,6 @@ def _gate(tensor: Any) -> _Gate | None:
     return getattr(tensor, "_normscope_gate", None)
 
 
-@dataclass(frozen=True)
-class _NormCall:
-    """A call of one of torch's norms."""
-
-    function: Callable[[Tensor], Tensor]
-    scale: Tensor | None
-    bias: Tensor | None
-    grouped: Callable[[Tensor], Tensor]
-    eps: float
-    centred: bool
-
-    @classmethod
-    def of(cls, func: Any, args: Arguments, kwargs: Keywords) -> _NormCall:
-        name = func.__name__
-        names = {
-            "layer_norm": ("normalized_shape", "weight", "bias", "eps"),
-            "rms_norm": ("normalized_shape", "weight", "eps"),
-            "group_norm": ("num_groups", "weight", "bias", "eps"),
-        }[name]
-        given = {**dict(zip(names, args[1:], strict=False)), **kwargs}
-        scale, bias, eps = given.get("weight"), given.get("bias"), given.get("eps")
-        if name == "group_norm":
-            groups, behind = given["num_groups"], args[0].dim() - 2
-            scale = scale if scale is None else scale.view(-1, *[1] * behind)
-            bias = bias if bias is None else bias.view(-1, *[1] * behind)
-
-            def grouped(x: Tensor) -> Tensor:
-                return x.reshape(x.shape[0], groups, -1)
-
-        else:
-            size = given["normalized_shape"]
-            sizes = (size,) if isinstance(size, int) else tuple(size)
-
-            def grouped(x: Tensor) -> Tensor:
-                return x.reshape(*x.shape[: x.dim() - len(sizes)], -1)
-
-        if eps is None:
-            eps = torch.finfo(args[0].dtype).eps if name == "rms_norm" else 1e-5
-        return cls(_of_first(func, args, kwargs), scale, bias, grouped, eps, name != "rms_norm")
-
-
-# ---- functions made of others, taken apart; they run in the mode
-
-
-def _variance(x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Tensor:
-    correction = int(correction) if isinstance(correction, bool) else correction
-    dims = tuple(range(x.dim())) if dim is None else dim
-    sizes = [x.shape[d] for d in ((dims,) if isinstance(dims, int) else dims)]
-    count = functools.reduce(lambda a, b: a * b, sizes, 1)
-    centred = x - x.mean(dims, keepdim=True)
-    return centred.square().sum(dims, keepdim=keepdim) / (count - correction)
-
-
-def _vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False) -> Tensor:
-    if ord not in (2, 2.0, "fro", None):
-        raise UnsupportedModelError(f"a norm of order {ord} of states has no rule")
-    dims = tuple(range(x.dim())) if dim is None else dim
-    return x.square().sum(dims, keepdim=keepdim).sqrt()
-
-
-_COMPOSITE_SCALES: dict[str, Callable[..., Any]] = {
-    "var": _variance,
-    "std": lambda *args, **kwargs: _variance(*args, **kwargs).sqrt(),
-    "norm": lambda x, p=2, dim=None, keepdim=False, **_: _vector_norm(x, p, dim, keepdim),
-    "linalg_vector_norm": _vector_norm,
-    "vector_norm": _vector_norm,
-}
-
-
-def _normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, **_: Any) -> Tensor:
-    return x / x.norm(p, dim, True).clamp_min(eps)
-
-
-def _cosine(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    product = (a * b).sum(dim)
-    return product / (a.norm(2, dim).clamp_min(eps) * b.norm(2, dim).clamp_min(eps))
-
-
-def _glu(x: Tensor, dim: int = -1) -> Tensor:
-    first, second = x.chunk(2, dim)
-    return first * torch.sigmoid(second)
-
-
-def _log_softmax(x: Tensor, dim: int, *_: Any, dtype: torch.dtype | None = None) -> Tensor:
-    x = x if dtype is None else x.to(dtype)
-    return x - torch.logsumexp(x, dim, keepdim=True)
-
-
-def _multi_head(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    size: int,
-    heads: int,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    *rest: Any,
-    **options: Any,
-) -> tuple[Tensor, None]:
-    """Compute nn.MultiheadAttention, whose inputs are (position, row, hidden)."""
-    bias_k, bias_v, add_zero, _, out_weight, out_bias = rest[:6]
-    if bias_k is not None or bias_v is not None or add_zero or weight is None:
-        raise UnsupportedModelError("nn.MultiheadAttention with extra keys has no rule")
-    projected = [
-        functional.linear(x, w, b)
-        for x, w, b in zip(
-            (query, key, value),
-            weight.chunk(3),
-            (None,) * 3 if bias is None else bias.chunk(3),
-            strict=True,
-        )
-    ]
-    batch = query.shape[1]
-    q, k, v = (x.reshape(x.shape[0], batch, heads, -1).permute(1, 2, 0, 3) for x in projected)
-    mask = options.get("attn_mask")
-    padding = options.get("key_padding_mask")
-    if padding is not None:
-        hidden = padding[:, None, None, :]
-        if hidden.dtype == torch.bool:
-            hidden = torch.zeros_like(hidden, dtype=q.dtype).masked_fill(hidden, -torch.inf)
-        mask = hidden if mask is None else hidden + mask
-    elif mask is not None and mask.dtype == torch.bool:
-        mask = ~mask
-    context = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    context = context.permute(2, 0, 1, 3).reshape(query.shape[0], batch, size)
-    return functional.linear(context, out_weight, out_bias), None
-
-
-_COMPOSITES: dict[str, Callable[..., Any]] = {
-    "normalize": _normalize,
-    "cosine_similarity": _cosine,
-    "glu": _glu,
-    "log_softmax": _log_softmax,
-    "multi_head_attention_forward": _multi_head,
-}
-
-
 @functools.cache
 def _handlers() -> Mapping[str, Callable[..., Any]]:
     """Return the method that replaces each function."""
@@ -802,7 +664,7 @@ def _handlers() -> Mapping[str, Callable[..., Any]]:
         (functions.SOFTMAX, Network._softmax),
         (functions.STATISTICS, Network._statistic),
         (functions.NORMS, Network._norm),
-        (_COMPOSITES, Network._composite),
+        (COMPOSITES, Network._composite),
         (("linear",), Network._linear),
         (("batch_norm",), Network._batch_norm),
         (("pow",), Network._power),

@@ -154,8 +154,8 @@ class AttributionOptions:
         default="half",
         metadata={
             "metavar": "|".join(GATES),
-            "help": "How a gated feed-forward divides its product: half to each factor, to the "
-            "gate, to the other factor (up), or by integrated gradients (ig).",
+            "help": "How a gated feed-forward divides its product: half to each factor; with the "
+            "gate held (gate), with the other factor held (up), or by integrated gradients (ig).",
         },
     )
     units: str = field(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,7 +86,8 @@ def explain(
         model: an unmodified model.
         inputs: keyword arguments of its forward pass, on its device.
         value: returns the scalars, (row, step), given the model's output. It runs in the linearised
-            network too, and must treat rows independently.
+            network too, and must treat rows independently. If it has an attribute ``scale``, (row,
+            step), gaps are judged relative to numbers of that size, which cancel in the scalars.
         rules: the method.
         baseline_inputs: for differences of two inputs, the baseline of each row; what they lack is
             the same as in ``inputs``.
@@ -113,14 +114,14 @@ def explain(
             torch.cuda.empty_cache()
             again = True
             shares, network = setup.shares(again)
-        if setup.rows > 1 and not shares.error.max() <= share_bound(
+        if setup.rows > 1 and not setup.gaps(shares).max() <= share_bound(
             network.dtypes, rules.difference
         ):
             # A batch may be laid out in a way that hides whose row a bias belongs to.
             shares, network = setup.shares(again, row_by_row=True)
         judge_shares(
             type(model).__name__,
-            np.concatenate([shares.error, *_inner_errors(shares.trace)], axis=1),
+            setup.gaps(shares),
             network.dtypes,
             difference=rules.difference,
             explain_gap=lambda: diagnose(setup.network(), setup.forward),
@@ -162,12 +163,10 @@ def _pairs(inputs: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _inner_errors(trace: Trace | None) -> list[np.ndarray]:
-    if trace is None:
-        return []
-    gaps = [layer.heads_error for layer in trace.layers]
-    gaps += [layer.feed_forward_error for layer in trace.layers]
-    return [cut.error for cut in trace.cuts] + [gap for gap in gaps if gap is not None]
+def _size(sources: Iterable[np.ndarray], bias: np.ndarray) -> np.ndarray:
+    """Return the size of shares (row, step, position) and biases together, (row, step)."""
+    size: np.ndarray = sum((np.abs(shares).sum(-1) for shares in sources), np.abs(bias))
+    return size
 
 
 @dataclass(frozen=True)
@@ -257,6 +256,26 @@ class _Setup:
         with self.hooked(network, recompute):
             return _Account(network, self.run(network)).shares(), network
 
+    def gaps(self, shares: RowShares) -> np.ndarray:
+        """Return the gaps to be judged, (row, step and cut)."""
+        size = _size((source.shares for source in shares.sources), shares.bias)
+        gaps = [shares.error * self._relief(size)]
+        if shares.trace is not None:
+            for cut in shares.trace.cuts:
+                gaps.append(cut.error * self._relief(_size(cut.shares.values(), cut.bias)))
+            for layer in shares.trace.layers:
+                parts = (layer.heads_error, layer.feed_forward_error)
+                gaps += [gap for gap in parts if gap is not None]
+        return np.concatenate(gaps, axis=1)
+
+    def _relief(self, size: np.ndarray) -> np.ndarray | float:
+        """Return by how much shares are smaller than numbers that cancel in the value."""
+        scale = getattr(self.value, "scale", None)
+        if scale is None:
+            return 1.0
+        larger = np.maximum(size, scale)
+        return size / np.where(larger > 0, larger, 1)
+
     def check(self, shares: RowShares, network: Network) -> None:
         """Compare some batches with the model itself, and with components pushed forwards."""
         positions = sum(source.leaf.shape[:-1].numel() for source in network.sources[:1])
@@ -264,11 +283,12 @@ class _Setup:
         due = self.rules not in checked or random.random() < 1 / CHECK_EVERY
         if not due or positions > CHECK_TOKENS or "tangent" in vars(self.rules).values():
             return
-        gap = self._output_gap(shares, network)
-        gap = np.maximum(gap, self._replay_gap(shares, network))
+        size = _size((source.shares for source in shares.sources), shares.bias)
+        gap = np.maximum(self._output_gap(shares, network), self._replay_gap(shares, network))
+        gap = gap / np.where(size > 0, size, 1) * self._relief(size)
         judge_shares(
             type(self.model).__name__,
-            gap[:, None],
+            gap,
             network.dtypes,
             difference=self.rules.difference,
             explain_gap=lambda: "components pushed forwards differ from shares taken back",
@@ -279,9 +299,7 @@ class _Setup:
         own = self.plain().double()
         rows = network.explained_rows
         own = own[:rows] - own[rows:] if self.rules.difference else own
-        size = sum(np.abs(s.shares).sum(-1) for s in shares.sources) + np.abs(shares.bias)
-        gap = np.abs(own.cpu().numpy() - shares.value)
-        return (gap / np.where(size > 0, size, 1)).max(1)
+        return np.abs(own.cpu().numpy() - shares.value)
 
     def _replay_gap(self, shares: RowShares, network: Network) -> np.ndarray:
         """Push the component of one random position of every row forwards."""
@@ -306,15 +324,13 @@ class _Setup:
             values = self.forward(replay)
             pushed = forward_ad.unpack_dual(values).tangent
         expected = np.zeros_like(shares.value)
-        size = np.zeros_like(shares.value)
         for source in shares.sources:
-            size += np.abs(source.shares).sum(-1)
             if (source.stack, source.part) in chosen:
                 expected += source.shares[:, :, chosen[(source.stack, source.part)]]
         if pushed is None:
-            return np.zeros(len(expected))
+            return np.zeros_like(expected)
         found = pushed[: len(expected)].detach().double().cpu().numpy()
-        return (np.abs(found - expected) / np.where(size > 0, size, 1)).max(1)
+        return np.abs(found - expected)
 
 
 @contextmanager

@@ -17,16 +17,21 @@ from torch import Tensor
 from normscope.attribution.passes import explain
 from normscope.attribution.rules import rules_of
 
+LONGEST = 8192  # tokens of a difference: its attention is not fused
+
 
 def attribution_passes(
     model: Any, inputs: Mapping[str, Tensor]
-) -> Iterator[tuple[str, Callable[[], Any], str]]:
-    """Yield the name of each computation, what runs it, and a note."""
+) -> Iterator[tuple[str, Callable[[], Any] | None, str]]:
+    """Yield the name of each computation, what runs it (or None), and a note."""
     state = "the first entry of each row's last state"
     yield "attribute", lambda: explain(model, inputs, _one_output, rules_of("frozen")), state
     if "decoder_input_ids" not in inputs:
         yield "input × gradient", lambda: _input_x_gradient(model, inputs["input_ids"]), "unproved"
     ids = inputs["input_ids"]
+    if ids.shape[-1] > LONGEST:
+        yield "secant", None, f"over {LONGEST:,} tokens it computes every score"
+        return
     baseline = {"input_ids": ids.flip(-1)}
     pairs = {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items()}
     yield "pairs", lambda: model(**pairs), "the forward pass of inputs and baselines"

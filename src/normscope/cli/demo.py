@@ -1,4 +1,4 @@
-"""`normscope demo`: show on a real model what attention weights hide, as table and figure."""
+"""`normscope demo`: what attention weights hide, aligned words, and what made an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from normscope.cli.options import OUTPUT, CommandArguments, command, option
 from normscope.cli.output import PICTURES, plain_console, quiet, save_figure
 from normscope.decomposition.scopes import NORMS, WEIGHTS
-from normscope.errors import MissingExtraError
+from normscope.errors import MissingExtraError, ModelNotFoundError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,7 @@ TEXT = "Anna baked a cake, and Tom ate most of it."
 TEXT_PAIR = "She was not angry, because he had washed every dish."
 GERMAN = "wenn es regnet , bleiben die Kinder zu Hause ."
 ENGLISH = "the children stay at home when it rains ."
+PROMPT, ANSWER, FOIL = "The keys to the cabinet", " are", " is"
 DEFAULT_PICTURE = Path("normscope-demo.png")
 PUNCTUATION, OTHERS = "punctuation", "other tokens"
 
@@ -36,7 +37,8 @@ class DemoArguments(CommandArguments):
     output: Path | None = option(
         None,
         names=OUTPUT,
-        help=f"Write the picture to FILE: .png, .svg or .pdf. Default: {DEFAULT_PICTURE}.",
+        help="Write the first picture to FILE: .png, .svg or .pdf, and the second one beside it, "
+        f"with -attribution in its name. Default: {DEFAULT_PICTURE}.",
         metavar="FILE",
     )
 
@@ -59,11 +61,13 @@ class CategoryShares:
 
 @command
 def demo(arguments: DemoArguments) -> None:
-    """Show on a real model what attention weights hide.
+    """Show what weights hide, and which words made an answer.
 
     Reads two sentences with the default model and prints, for each layer, how much of the weight
     and how much of the norm [CLS], [SEP], punctuation and all other tokens get; then draws both
-    maps side by side for the layer where they differ most.
+    maps side by side for the layer where they differ most. Aligns the words of a translation.
+    Prints and draws which words of a prompt made the default language model say "are" rather than
+    "is", if that model is installed.
 
     \b
     Example:
@@ -74,10 +78,10 @@ def demo(arguments: DemoArguments) -> None:
 
 
 def run_demo(output: Path | None = None, model: str | Path | None = None) -> None:
-    """Analyse a pair of sentences, print the table and draw the picture.
+    """Analyse a pair of sentences, print the table and draw the picture; then the other examples.
 
     `output` is the file of the picture, by default normscope-demo.png in the current folder.
-    `model` is a folder or a name, by default the default model.
+    `model` is a folder or a name, by default the default model; another model is shown alone.
     """
     import normscope
     from normscope.foundation.files import check_file
@@ -100,6 +104,7 @@ def run_demo(output: Path | None = None, model: str | Path | None = None) -> Non
         console.print(f"\nLayer {shares.layer} is drawn in {path}", soft_wrap=True)
     if model is None:
         _print_alignment(console)
+        _show_attribution(console, path, asked=output is not None)
 
 
 def category_of(tokens: Tokens) -> list[str]:
@@ -224,3 +229,30 @@ def _print_alignment(console: Console) -> None:
     table.add_row(*(translated.get(position, "") for position in range(len(english))))
     console.print("\nIn a translation model, the same norms align the words of both sentences:")
     console.print(table)
+
+
+def _show_attribution(console: Console, path: Path, *, asked: bool) -> None:
+    """Print and draw which words made an answer, unless the language model is not installed.
+
+    `path` is the file of the first picture; `asked` says that the user named it.
+    """
+    import normscope
+    from normscope.show.shares import report
+
+    console.print("\nWhich words of a prompt made a language model's answer:\n")
+    try:
+        result = normscope.attribute(None, text=PROMPT, answer=ANSWER, foil=FOIL)
+    except (ModelNotFoundError, MissingExtraError) as missing:
+        console.print(f"This example is left out: {missing}", soft_wrap=True)
+        return
+    report(result, console)
+    picture = path.with_stem(f"{path.stem}-attribution")
+    try:
+        from normscope.show.plots import attribution
+
+        save_figure(attribution(result).figure, picture, dpi=160)
+    except MissingExtraError:
+        if asked:
+            raise
+    else:
+        console.print(f"\nThe shares are drawn in {picture}", soft_wrap=True)

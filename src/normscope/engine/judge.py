@@ -78,8 +78,9 @@ def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -
     )
 
 
-SHARE_BOUNDS = {**BOUNDS, torch.float64: 1e-10}  # gaps add up over all layers
-DIFFERENCE = 100.0  # the shares of a difference may be as small as the rounding of its two outputs
+# Gaps add up over all layers of a model.
+SHARE_BOUNDS = {**BOUNDS, torch.float64: 1e-10, torch.float32: 1e-4}
+DIFFERENCE = 10.0  # the shares of a difference may be as small as the rounding of its two outputs
 
 
 def share_bound(dtypes: set[torch.dtype], difference: bool) -> float:

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -27,7 +26,7 @@ from normscope.models.running import accepted_by
 from normscope.results.contributions import Contributions
 from normscope.results.signature import Signature
 from normscope.text.limits import check_fits, max_length_of
-from normscope.text.targets import shift_right
+from normscope.text.targets import check_tokenizers, shift_right
 from normscope.text.tokens import Encoded, encode, pad
 
 BATCH_TOKENS = 2048  # padded tokens in one batch
@@ -361,23 +360,7 @@ def _check_target(model: Any, has_target: bool) -> None:
             "one input use text_pair"
         )
     if two:
-        _check_tokenizers(model)
-
-
-def _check_tokenizers(model: Any) -> None:
-    """Raise InputError for a model whose folder has a separate tokenizer for the target.
-
-    The source's tokenizer would map the words of the target to wrong ids.
-    """
-    name = str(getattr(model.config, "_name_or_path", "") or "")
-    about = Path(name) / "normscope.json"
-    if not name or not about.is_file() or b'"target_tokenizer"' not in about.read_bytes():
-        return
-    raise InputError(
-        f"{type(model).__name__} in {about.parent.name!r} has a tokenizer of its own for the "
-        "target, which analyze does not use; align() does (normscope align), and analyze_inputs() "
-        "takes ids of both"
-    )
+        check_tokenizers(model)
 
 
 def _encode_row(

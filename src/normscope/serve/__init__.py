@@ -5,6 +5,7 @@ process, so the server always responds.
 
     settings   options and limits of the server
     frames     messages between the server and the worker process
+    questions  what can be asked of a model, by its head
     worker     the worker process, which holds the models (run as a program)
     process    start, ask and kill the worker process from the server
     jobs       the queue: time limit, cancellation and stored results

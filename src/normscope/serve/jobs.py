@@ -224,7 +224,7 @@ class JobQueue:
     async def _run(self, job: AnalysisJob) -> None:
         self.running, job.state, job.started = job, "running", time.monotonic()
         self._notify()
-        asking = asyncio.create_task(self.worker.ask(Frame({"task": "analyse", **job.request})))
+        asking = asyncio.create_task(self.worker.ask(Frame(job.request)))
         stopping = asyncio.create_task(job.stop.wait())
         limit = self.settings.time_limit
         try:
@@ -244,7 +244,7 @@ class JobQueue:
                 job,
                 "failed",
                 f"the worker process ended with status {ended.status}, perhaps because it ran out "
-                "of memory; try a shorter text or fewer maps",
+                "of memory; try a shorter text, fewer maps or no layers",
             )
         finally:
             for task in (asking, stopping):

@@ -14,8 +14,11 @@ from normscope.decomposition.scopes import HEAD_MAPS, SCOPES
 from normscope.engine.options import CHOICES
 
 BODY_SECONDS = 10.0  # time for a request body to arrive
-TEXTS = ("text", "text_pair", "target")
-FIELDS = {"model", *TEXTS, "maps", "heads"}
+MAPS = "maps"  # the question that is asked unless a request names another
+TEXTS = (
+    *("text", "text_pair", "target", "answer", "foil"),
+    *("continuation", "similar_to", "baseline"),
+)
 
 
 async def read_json(request: Request, limit: int) -> dict[str, Any]:
@@ -66,20 +69,34 @@ def check_analysis(
         fields: The body of the request.
         models: Descriptions of the models by name, as `ServedModel.describe` returns them.
     """
-    if unknown := sorted(set(fields) - FIELDS):
-        names = ", ".join(unknown)[:100]
-        raise HTTPException(400, f"unknown: {names}; valid: {', '.join(sorted(FIELDS))}")
     name = fields.get("model", next(iter(models)))
     if not isinstance(name, str) or name not in models:
         raise HTTPException(400, f"model must be one of these models: {', '.join(models)}")
-    return {
-        "model": name,
-        **_texts(fields, name, needs_target=models[name]["target"]),
-        **_maps(fields, models[name]["maps"]),
-    }
+    model = models[name]
+    question = fields.get("question", MAPS)
+    if not isinstance(question, str) or question not in model["questions"]:
+        valid = ", ".join(model["questions"])
+        raise HTTPException(400, f"the question to {name} must be one of: {valid}")
+    valid_fields = {"model", "question", "text", *model["questions"][question]["fields"]}
+    if unknown := sorted(set(fields) - valid_fields):
+        names = ", ".join(unknown)[:100]
+        raise HTTPException(
+            400,
+            f"unknown: {names}; valid for the question {question!r}: "
+            f"{', '.join(sorted(valid_fields))}",
+        )
+    texts = _texts(fields)
+    if question != MAPS:
+        required = model["questions"][question]["required"]
+        checked = {**texts, **_numbers(fields, model["max_length"])}
+        _check_question(checked, required, model["mask"])
+        return {"task": "explain", "model": name, "question": question, **checked}
+    _check_target(texts["target"], name, needed=model["target"])
+    return {"task": "analyse", "model": name, **texts, **_maps(fields, model["maps"])}
 
 
-def _texts(fields: Mapping[str, Any], model: str, *, needs_target: bool) -> dict[str, Any]:
+def _texts(fields: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return every text, or None where it is missing or blank."""
     texts = {key: fields.get(key) for key in TEXTS}
     for key, text in texts.items():
         if text is not None and not isinstance(text, str):
@@ -87,11 +104,45 @@ def _texts(fields: Mapping[str, Any], model: str, *, needs_target: bool) -> dict
         texts[key] = text if text is not None and text.strip() else None
     if texts["text"] is None:
         raise HTTPException(400, "text is empty; give at least one word")
-    if needs_target and texts["target"] is None:
-        raise HTTPException(400, f"{model} needs a target, the text that its decoder reads")
-    if not needs_target and texts["target"] is not None:
-        raise HTTPException(400, f"{model} takes no target; only encoder–decoder models need one")
     return texts
+
+
+def _check_target(target: str | None, model: str, *, needed: bool) -> None:
+    if needed and target is None:
+        raise HTTPException(400, f"{model} needs a target, the text that its decoder reads")
+    if not needed and target is not None:
+        raise HTTPException(400, f"{model} takes no target; only encoder–decoder models need one")
+
+
+def _numbers(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """Return the fields of an attribution that are no texts."""
+    for key in ("generate", "position"):
+        number = fields.get(key)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            raise HTTPException(400, f"{key} must be a whole number")
+    generate, trace = fields.get("generate"), fields.get("trace", False)
+    if generate is not None and not 1 <= generate <= longest:
+        raise HTTPException(400, f"generate must be a number of tokens from 1 to {longest}")
+    if not isinstance(trace, bool):
+        raise HTTPException(400, "trace must be true or false")
+    return {"generate": generate, "position": fields.get("position"), "trace": trace}
+
+
+def _check_question(asked: Mapping[str, Any], required: list[str], mask: str | None) -> None:
+    """Raise an error for an attribution whose fields do not go together."""
+    for key in required:
+        if asked[key] is None:
+            raise HTTPException(400, f"{key} is empty; this question needs it")
+    if asked["foil"] is not None and asked["answer"] is None:
+        raise HTTPException(400, "there is a foil, but no answer that it is compared with")
+    if mask is not None and asked["position"] is None:
+        count = asked["text"].count(mask) + (asked["text_pair"] or "").count(mask)
+        if count != 1:
+            raise HTTPException(
+                400,
+                f"the text has {count or 'no'} mask token{'s' if count > 1 else ''}; put {mask} "
+                "once where the word is missing, or give the position of a token",
+            )
 
 
 def _maps(fields: Mapping[str, Any], available: list[str]) -> dict[str, Any]:

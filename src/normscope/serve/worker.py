@@ -18,13 +18,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, SCOPES, Scope
 from normscope.errors import InputError, NormscopeError
 from normscope.serve.frames import Frame, read_frame
 
+if TYPE_CHECKING:
+    from normscope.results.attribution import Attribution
+    from normscope.results.contributions import Contributions
+
 MEMORY = "512MB"  # for the largest arrays of a feed-forward map
+NAMED = {"similar_to": "text to be similar to"}
+# The fields of a request that `attribute` takes under the same names.
+ASKED = (
+    *("answer", "foil", "text_pair", "target", "continuation", "generate", "similar_to"),
+    *("position", "baseline"),
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,7 @@ class ServedModel:
     maps: tuple[str, ...]
     max_length: int
     target: bool  # whether it is an encoder–decoder model, which reads a target too
+    questions: Mapping[str, Any]  # what can be asked of it, as `describe_questions` returns it
 
     def describe(self) -> dict[str, Any]:
         """Return what the page needs to know about the model."""
@@ -49,6 +60,7 @@ class ServedModel:
             "suggested": [scope.name for scope in scopes if _is_suggested(scope)],
             "max_length": self.max_length,
             "target": self.target,
+            **self.questions,
         }
 
 
@@ -69,6 +81,7 @@ def load_models(
     """Load models and return them by the names that requests use."""
     from normscope.decomposition.available import available
     from normscope.models import identity, load
+    from normscope.serve.questions import describe_questions
     from normscope.text.limits import max_length_of
 
     models: dict[str, ServedModel] = {}
@@ -86,6 +99,7 @@ def load_models(
             tuple(scope for scope in NAMES if scope in HEAD_MAPS or scope in layer_maps),
             min(max_length, limit or max_length),
             bool(getattr(model.config, "is_encoder_decoder", False)),
+            describe_questions(model, tokenizer),
         )
     return models
 
@@ -93,7 +107,6 @@ def load_models(
 def analyse(request: Mapping[str, Any], models: Mapping[str, ServedModel], max_cells: int) -> Frame:
     """Run an analysis and return its result as an HTML page and a safetensors file."""
     import normscope
-    from normscope.show.page import page
 
     served = models[request["model"]]
     _check_size(request, served, max_cells)
@@ -107,11 +120,31 @@ def analyse(request: Mapping[str, Any], models: Mapping[str, ServedModel], max_c
         heads=request["heads"],
         memory=MEMORY,
     )
+    return _result_frame(result, max(result.error.values(), default=0.0))
+
+
+def explain(request: Mapping[str, Any], models: Mapping[str, ServedModel], max_cells: int) -> Frame:
+    """Attribute an output of a model to its input and return the result like `analyse`."""
+    import normscope
+
+    served = models[request["model"]]
+    _check_shares(request, served, max_cells)
+    asked = {name: request.get(name) for name in ASKED}
+    trace = bool(request.get("trace"))
+    result = normscope.attribute(
+        served.model, served.tokenizer, request["text"], trace=trace, **asked
+    )
+    return _result_frame(result, result.error)
+
+
+def _result_frame(result: Contributions | Attribution, error: float) -> Frame:
+    """Return a result as an HTML page and a safetensors file."""
+    from normscope.show.page import page
+
     with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
         file = Path(folder) / "result.safetensors"
         result.save(file)
         saved = file.read_bytes()
-    error = max(result.error.values(), default=0.0)
     return Frame(
         {"signature": result.signature, "reconstruction_error": error},
         {"html": page(result).encode(), "safetensors": saved},
@@ -129,10 +162,36 @@ def _check_size(request: Mapping[str, Any], served: ServedModel, max_cells: int)
     heads = (getattr(config, "num_attention_heads", 1) or 1) if request["heads"] == "each" else 1
     cells = source**2 + target**2 + source * target
     cells *= layers * heads * len(request["maps"])
+    _check_cells(cells, max_cells, "select fewer maps, sum the heads")
+
+
+def _check_shares(request: Mapping[str, Any], served: ServedModel, max_cells: int) -> None:
+    """Raise InputError if texts are too long or shares too many, before the model runs."""
+    tokens = _count_tokens(request, "text", served, pair=request.get("text_pair"))
+    counts = {
+        name: _count_tokens(request, name, served)
+        for name in ("answer", "foil", "continuation", "target", "similar_to", "baseline")
+        if request.get(name) is not None
+    }
+    written = (counts.get(name, 0) for name in ("continuation", "target"))
+    steps = max(1, request.get("generate") or 0, *written)
+    added = max(steps, counts.get("answer", 0), counts.get("foil", 0))
+    follows = served.questions["questions"][request["question"]]["follows"]
+    if follows and tokens + added > served.max_length:
+        raise InputError(
+            f"the prompt has {tokens} tokens and {added} may follow, and this server takes at most "
+            f"{served.max_length} in all; shorten the prompt or what follows"
+        )
+    config = served.model.config.get_text_config()
+    layers = (getattr(config, "num_hidden_layers", 1) or 1) if request.get("trace") else 0
+    _check_cells(steps * (tokens + steps) * (4 + 2 * layers), max_cells, "leave out the layers")
+
+
+def _check_cells(cells: int, max_cells: int, advice: str) -> None:
     if cells > max_cells:
         raise InputError(
             f"the result would have {cells:,} numbers, and the limit of this server is "
-            f"{max_cells:,}; select fewer maps, sum the heads, or shorten the text"
+            f"{max_cells:,}; {advice}, or shorten the text"
         )
 
 
@@ -148,12 +207,13 @@ def _count_tokens(
         max_length=None,
         truncate=False,
         as_target=name == "target",
+        framed=name not in ("answer", "foil", "continuation"),
     )
     count = len(encoded.ids)
     if count > served.max_length:
         raise InputError(
-            f"the {name} has {count} tokens including special tokens, and this server takes at "
-            f"most {served.max_length}; shorten it"
+            f"the {NAMED.get(name, name)} has {count} tokens including special tokens, and this "
+            f"server takes at most {served.max_length}; shorten it"
         )
     return count
 
@@ -196,6 +256,8 @@ def main() -> None:
         question = questions.get()
         if question.header["task"] == "analyse":
             task = partial(analyse, question.header, models, configuration["max_cells"])
+        elif question.header["task"] == "explain":
+            task = partial(explain, question.header, models, configuration["max_cells"])
         else:
             task = partial(convert, question.header["to"], question.blobs["safetensors"])
         _answer(answers, task)

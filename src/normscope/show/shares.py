@@ -39,6 +39,14 @@ def show(result: Attribution, console: Console | None = None) -> None:
         show_page(result)
         return
     console = console or Console()
+    report(result, console)
+    if result.signature:
+        signature = f"signature  {printable(result.signature)}"
+        console.print(_plain(signature, "dim"), soft_wrap=True)
+
+
+def report(result: Attribution, console: Console) -> None:
+    """Print the text by share, the largest shares and the proof, without the signature."""
     width = min(console.width, WIDEST)
     shares = np.atleast_2d(result.scores.values).sum(axis=0)
     console.print(_plain(printable(result.question), "bold"), width=width)
@@ -52,9 +60,6 @@ def show(result: Attribution, console: Console | None = None) -> None:
     _print_list(result, shares, console, width)
     console.print()
     console.print(_plain(proof(result)), width=width)
-    if result.signature:
-        signature = f"signature  {printable(result.signature)}"
-        console.print(_plain(signature, "dim"), soft_wrap=True)
 
 
 def _plain(text: str, style: str = "") -> Text:

@@ -20,6 +20,7 @@ from tests.helpers.kernel_checks import (
     CHAINS,
     Step,
     check_cancelling,
+    check_elementwise,
     check_flash,
     check_gram,
     check_quadratic,
@@ -199,3 +200,9 @@ def test_flash_norms_of_any_shape(
 ) -> None:
     queries, before = lengths
     check_flash(heads, (queries, queries + before), size, dtype, causal, masked, batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 5000])
+def test_elementwise_cotangents(count: int, dtype: torch.dtype) -> None:
+    check_elementwise(count, dtype)

@@ -81,15 +81,15 @@ def value_cotangents(
     lse = lse.reshape(batch, heads, -1)[..., :queries].contiguous()
     mask, kind, strides = _mask(inputs.mask, (batch, heads, queries, keys))
     out = given.new_empty((batch, value_heads, keys, value_size))
-    wide = query.element_size() > 2
-    tile = min(32 if wide else 128, max(16, triton.next_power_of_2(keys)))
+    wide, large = query.element_size() > 2, max(size, value_size) > 128  # shared memory is small
+    tile = min(32 if wide else 64 if large else 128, max(16, triton.next_power_of_2(keys)))
     _value_cotangents[(triton.cdiv(keys, tile), batch * value_heads)](
         query, key, lse, given, mask, out, *query.stride()[:3], *key.stride()[:3],
         *lse.stride()[:2], *given.stride()[:3], *strides, *out.stride()[:3],
         value_heads, queries, keys, size, value_size, inputs.scaling,
         GROUP=heads // value_heads, BQ=32 if wide else 64, BK=tile, E=_width(size),
         V=_width(value_size), CAUSAL=inputs.causal, MASK=kind,
-        PRECISION="ieee" if wide else "tf32", STAGES=1 if wide else 3,
+        PRECISION="ieee" if wide else "tf32", STAGES=1 if wide or large else 3,
         num_warps=4 if wide else 8,
     )  # fmt: skip
     return out

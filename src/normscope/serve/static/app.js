@@ -98,28 +98,104 @@ function selectedModel() {
   return models[$("model").selectedIndex];
 }
 
+function selectedQuestion() {
+  return $("questions").querySelector("input:checked").value;
+}
+
 function updateModel() {
   const model = selectedModel();
-  $("target-field").hidden = !model.target;
-  $("target").required = model.target;
-  $("pair-field").hidden = model.target;
-  $("text-label").textContent = model.target ? "Source" : "Text";
-  $("hint").textContent =
-    `At most ${model.max_length} tokens and ${limits.time_limit} seconds per analysis.`;
-  $("maps").replaceChildren(
-    ...model.maps.map((name) => {
-      const label = document.createElement("label");
-      const box = document.createElement("input");
-      box.type = "checkbox";
-      box.name = "maps";
-      box.value = name;
-      box.checked = model.suggested.includes(name);
-      label.append(box, ` ${model.titles[name] ?? name}`);
-      label.title = name;
-      return label;
+  const before = $("questions").querySelector("input:checked")?.value;
+  const names = Object.keys(model.questions);
+  $("questions").replaceChildren(
+    ...names.map((name, at) => {
+      const box = choice("radio", "question", name, model.questions[name].title);
+      box.firstChild.checked = names.includes(before) ? name === before : at === 0;
+      box.firstChild.addEventListener("change", updateQuestion);
+      return box;
     }),
   );
+  $("questions-field").hidden = names.length < 2;
+  $("hint").textContent =
+    `At most ${model.max_length} tokens and ${limits.time_limit} seconds per analysis.`;
+  $("generate").max = model.max_length;
+  const labels = model.labels.map((label) => new Option(label, label));
+  $("label").replaceChildren(new Option("the model’s own choice", ""), ...labels);
+  $("foil-label").replaceChildren(
+    new Option("—", ""), ...labels.map((option) => option.cloneNode(true)));
+  $("maps").replaceChildren(
+    ...model.maps.map((name) => {
+      const box = choice("checkbox", "maps", name, model.titles[name] ?? name);
+      box.firstChild.checked = model.suggested.includes(name);
+      box.title = name;
+      return box;
+    }),
+  );
+  updateQuestion();
   updateHeads();
+}
+
+function choice(type, name, value, title) {
+  const label = document.createElement("label");
+  const box = document.createElement("input");
+  Object.assign(box, { type, name, value });
+  label.append(box, ` ${title}`);
+  return label;
+}
+
+// The elements of a request's fields. Fields with labels have a list of them to select from.
+const TEXTS = {
+  text_pair: "pair", target: "target", similar_to: "similar", continuation: "continuation",
+};
+const LABELLED = { answer: "label", foil: "foil-label" };
+
+function elementOf(field) {
+  if (selectedModel().labels.length && field in LABELLED) return LABELLED[field];
+  return TEXTS[field] ?? field;
+}
+
+function updateQuestion() {
+  const model = selectedModel();
+  const name = selectedQuestion();
+  const question = model.questions[name];
+  const maps = name === "maps";
+  const shown = question.fields.filter(
+    (field) => !maps || (field === "target" ? model.target : field !== "text_pair" || !model.target));
+  const required = maps && model.target ? ["target"] : question.required;
+  for (const field of [...Object.keys(TEXTS), "answer", "foil", "generate", "position"]) {
+    for (const id of new Set([LABELLED[field], TEXTS[field] ?? field].filter(Boolean))) {
+      const used = shown.includes(field) && id === elementOf(field);
+      $(`${id}-field`).hidden = !used;
+      $(id).required = used && required.includes(field);
+    }
+  }
+  $("answers").hidden = !shown.some((field) => field in LABELLED || ["generate", "position"].includes(field));
+  $("space-field").hidden = !question.follows || shown.includes("generate");
+  $("more").hidden = maps;
+  $("maps-field").hidden = !maps;
+  $("heads-field").hidden = !maps;
+  $("text-label").textContent = maps && model.target ? "Source" : question.text;
+  $("target-label").textContent = maps ? "Target: the text that the decoder reads" : "Translation";
+  $("pair-label").textContent = required.includes("text_pair") ? "Passage with the answer" : "Second text";
+  $("pair-optional").hidden = required.includes("text_pair");
+  $("position-hint").textContent = required.includes("position")
+    ? "(counted from 0, special tokens included)"
+    : "(optional, in place of a mask; counted from 0)";
+  $("baseline-hint").textContent =
+    `A text with as many tokens, ${model.mask ? `${model.mask}, ` : ""}zero or mean: the shares then ` +
+    "explain the difference to it.";
+  suggest(question.examples);
+}
+
+// Fill in the examples of a question wherever the user has written nothing else.
+const suggested = {};
+
+function suggest(examples) {
+  for (const field of ["text", ...Object.keys(TEXTS)]) {
+    const element = $(TEXTS[field] ?? field);
+    suggested[field] ??= element.defaultValue;
+    if (element.value !== suggested[field]) continue;
+    element.value = suggested[field] = examples[field] ?? "";
+  }
 }
 
 function selectedHeads() {
@@ -150,24 +226,23 @@ document.addEventListener("keydown", (event) => {
 $("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   if (job || $("go").disabled) return;
-  const model = selectedModel();
-  const boxes = [...$("maps").querySelectorAll("input:checked:not(:disabled)")];
-  if (!boxes.length) {
-    say("Select at least one map.", true);
-    return;
+  $("result").hidden = true; // it does not belong to what is asked now
+  const name = selectedQuestion();
+  const analysis = { model: selectedModel().name, question: name, text: $("text").value };
+  if (name === "maps") {
+    const boxes = [...$("maps").querySelectorAll("input:checked:not(:disabled)")];
+    if (!boxes.length) {
+      say("Select at least one map.", true);
+      return;
+    }
+    analysis.maps = boxes.map((box) => box.value);
+    analysis.heads = selectedHeads();
   }
-  const analysis = {
-    model: model.name,
-    text: $("text").value,
-    maps: boxes.map((box) => box.value),
-    heads: selectedHeads(),
-  };
-  if (model.target) analysis.target = $("target").value;
-  else if ($("pair").value.trim()) analysis.text_pair = $("pair").value;
+  Object.assign(analysis, writtenFields());
   setBusy(true);
   say("Sending …");
   try {
-    await follow(await withRetries(() => post("/api/jobs", analysis)));
+    await follow(await withRetries(() => post("/api/jobs", analysis)), name);
   } catch (problem) {
     say(problem.message, true);
     if (problem.status === 401) await start();
@@ -176,6 +251,34 @@ $("ask").addEventListener("submit", async (event) => {
     setBusy(false);
   }
 });
+
+// The fields of the question that are not empty, as a request has them.
+function writtenFields() {
+  const written = {};
+  const question = selectedModel().questions[selectedQuestion()];
+  for (const field of question.fields) {
+    if (["maps", "heads"].includes(field)) continue;
+    const element = $(elementOf(field));
+    if (element.closest("[hidden]")) continue;
+    if (field === "trace") written.trace = element.checked;
+    else if (element.value.trim()) {
+      written[field] = element.type === "number" ? Number(element.value) : element.value;
+    }
+  }
+  if (question.follows && $("space").checked) {
+    for (const field of ["answer", "foil", "continuation"]) {
+      if (field in written) written[field] = spaced(written[field]);
+    }
+  }
+  return written;
+}
+
+// Begin a new word after the prompt, in scripts that write spaces between words.
+function spaced(text) {
+  const word = /^[\p{L}\p{N}]/u.test(text);
+  const unspaced = /^[\p{sc=Han}\p{sc=Hira}\p{sc=Kana}\p{sc=Thai}\p{sc=Laoo}\p{sc=Khmr}\p{sc=Mymr}]/u;
+  return word && !unspaced.test(text) && !/\s$/.test($("text").value) ? ` ${text}` : text;
+}
 
 function setBusy(busy) {
   $("go").disabled = busy;
@@ -200,7 +303,7 @@ async function withRetries(request) {
   }
 }
 
-async function follow(submitted) {
+async function follow(submitted, question) {
   job = submitted;
   const timer = setInterval(showProgress, 250);
   try {
@@ -213,7 +316,7 @@ async function follow(submitted) {
   } finally {
     clearInterval(timer);
   }
-  if (job.state === "done") showResult(job);
+  if (job.state === "done") showResult(job, question);
   else if (job.state === "cancelled") say("Cancelled.");
   else say(job.error, true);
 }
@@ -247,7 +350,7 @@ addEventListener("pagehide", () => {
 
 // ---- the result
 
-function showResult(done) {
+function showResult(done, question) {
   const base = `/api/jobs/${done.id}`;
   const links = Object.entries(FORMATS).map(([kind, name]) => {
     const link = document.createElement("a");
@@ -267,11 +370,13 @@ function showResult(done) {
   // A new frame each time: a new address in the same frame would add a step to the history.
   const frame = $("view").cloneNode();
   frame.src = `${base}/page`;
+  frame.title = question === "maps" ? "Maps of the text" : "Shares of the tokens";
   $("view").replaceWith(frame);
   $("result").hidden = false;
   const error = done.reconstruction_error.toExponential(1);
   const seconds = done.seconds.toFixed(1);
-  say(`Done in ${seconds} seconds. The parts add up to the model's output within ${error}.`);
+  const parts = question === "maps" ? "parts" : "shares";
+  say(`Done in ${seconds} seconds. The ${parts} add up to the model's output within ${error}.`);
   $("result").scrollIntoView({ block: "start" });
 }
 

@@ -1,6 +1,7 @@
 // Beside the text: the largest shares, and what a trace keeps of each layer as small pictures.
 
 const LISTED = 12;
+const LABELLED = 24; // columns that have room for a name
 
 /** The largest shares, the rest, the bias and the sum. */
 function shareList(app, box) {
@@ -36,9 +37,9 @@ function shareList(app, box) {
 
 /**
  * A picture with a row for each layer: `rows[y][x]` are shares, `names` are those of the rows, of which
- * `short` stand at the left and the sums at the right. `about` says what a cell is, `choose` what a click does.
+ * `short` stand at the left and the sums at the right; `columns` stand above, if there are few. `about` says what a cell is, `choose` what a click does.
  */
-function strip(app, box, { title, hint, rows, names, short, current, about, choose }) {
+function strip(app, box, { title, hint, rows, columns, names, short, current, about, choose }) {
   const largest = rows.flat().reduce((most, share) => Math.max(most, Math.abs(share)), 0);
   const { bytes } = app.palette().difference;
   const [high, wide] = [rows.length, rows[0].length];
@@ -46,7 +47,7 @@ function strip(app, box, { title, hint, rows, names, short, current, about, choo
   if (!canvas) {
     canvas = make("canvas", { role: "img" });
     box.append(make("h3", {}, title), make("p", { className: "ns-hint" }),
-      make("div", { className: "ns-strip" }, make("div", { className: "ns-strip-names" }), canvas, make("div", { className: "ns-strip-means" })));
+      make("div", { className: "ns-strip" }, make("div", { className: "ns-strip-columns", "aria-hidden": "true" }), make("div", { className: "ns-strip-names" }), canvas, make("div", { className: "ns-strip-means" })));
     const under = (event) => {
       const area = canvas.getBoundingClientRect();
       const place = (at, size, count) => Math.min(count - 1, Math.max(0, Math.floor((at / size) * count)));
@@ -78,6 +79,9 @@ function strip(app, box, { title, hint, rows, names, short, current, about, choo
   box.querySelector(".ns-strip-names").replaceChildren(...names.map((name, y) => (choose
     ? make("button", { type: "button", className: y === current ? "ns-now" : "", "aria-label": `show ${name}`, on: { click: () => choose(y, null) } }, short[y])
     : make("span", {}, short[y]))));
+  const above = box.querySelector(".ns-strip-columns");
+  above.hidden = wide > LABELLED;
+  above.replaceChildren(...(above.hidden ? [] : columns).map((name) => make("bdi", {}, name)));
   box.querySelector(".ns-strip-means").replaceChildren(...sums.map((sum) => make("span", {}, amount(sum, Math.min(decimals, 2)))));
 }
 
@@ -94,20 +98,20 @@ function traceStrips(app, { cuts, heads, forwards }) {
   const told = (at) => `‘${isolated(visible(shown.entries[at].text, 24))}’`;
   strip(app, cuts, {
     title: "From layer to layer", hint: "Shares of the states before each layer and after the last. Rows are layers, columns tokens; the sum without the bias is at the right.",
-    rows: table("layers"), names: model.cuts.map((_, cut) => cutName(model, cut)), current: state.cut,
+    rows: table("layers"), columns: shown.entries.map(({ text }) => visible(text, 24)), names: model.cuts.map((_, cut) => cutName(model, cut)), current: state.cut,
     short: model.cuts.map((label, cut) => (cut > 0 && cut === model.cuts.length - 1 ? "end" : String(label))),
     about: (y, x, share) => [`${told(x)}, ${cutName(model, y)}`, amount(share, decimalsFor(share))],
     choose: (y) => app.set({ cut: y }),
   });
-  for (const [box, name, title, hint, about] of [
-    [heads, "heads", "Heads", "What each head added. Rows are layers, columns heads, sums at the right.", (y, x) => `layer ${y}, head ${x}`],
-    [forwards, "feed_forward", "Feed-forward", "What each feed-forward added at each token. Rows are layers, columns tokens, sums at the right.", (y, x) => `${told(x)}, layer ${y}`],
+  for (const [box, name, title, hint, about, column] of [
+    [heads, "heads", "Heads", "What each head added. Rows are layers, columns heads, sums at the right.", (y, x) => `layer ${y}, head ${x}`, String],
+    [forwards, "feed_forward", "Feed-forward", "What each feed-forward added at each token. Rows are layers, columns tokens, sums at the right.", (y, x) => `${told(x)}, layer ${y}`, (x) => visible(shown.entries[x].text, 24)],
   ]) {
     box.hidden = !model.arrays[name];
     if (box.hidden) continue;
     const rows = table(name);
     const cells = rows.flatMap((row, y) => row.map((share, x) => [share, about(y, x)])).sort((a, b) => Math.abs(b[0]) - Math.abs(a[0])).slice(0, 3);
     const most = `Largest: ${cells.map(([share, place]) => `${place} ${amount(share, decimalsFor(share))}`).join("; ")}.`;
-    strip(app, box, { title, hint: `${hint} ${most}`, rows, names: rows.map((_, y) => `layer ${y}`), short: rows.map((_, y) => String(y)), current: -1, about: (y, x, share) => [about(y, x), amount(share, decimalsFor(share))] });
+    strip(app, box, { title, hint: `${hint} ${most}`, rows, columns: rows[0].map((_, x) => column(x)), names: rows.map((_, y) => `layer ${y}`), short: rows.map((_, y) => String(y)), current: -1, about: (y, x, share) => [about(y, x), amount(share, decimalsFor(share))] });
   }
 }
