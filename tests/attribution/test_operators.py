@@ -146,12 +146,16 @@ def test_softmax_of_points_at_any_distance(distance: float) -> None:
     assert not pulled[0, 2].any()
 
 
+@pytest.mark.parametrize("queries", [1, 5])
 @pytest.mark.parametrize("block", [1, 20, 2**24])
-def test_attention_in_blocks_of_queries(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_in_blocks_of_queries(
+    block: int, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fused, "BLOCK", block)
     mask = torch.ones(4, 1, 5, 5, dtype=torch.bool).tril()
     mask[1, :, :, 0] = False  # its first query sees nothing
     mask[3] = mask[1]
+    mask = mask[:, :, -queries:]
     q, k, v = (noise(*SHAPE, seed=seed) for seed in range(3))
     attention = partial(SDPA, attn_mask=mask)
     operator = SecantAttention(attention, Call(mask, causal=False, scale=None))

@@ -425,13 +425,16 @@ def test_other_threads_are_not_disturbed(recompute: bool) -> None:
     inputs = tiny_inputs("llama")
     own = model(**inputs).logits.detach()
     expected = explain(model, inputs, last_position(inputs), rules_of("frozen"))
+    embeddings = model.model.embed_tokens.weight
+    (gradient,) = torch.autograd.grad(model(**inputs).logits.sum(), embeddings)
     outputs: list[Tensor] = []
+    gradients: list[Tensor] = []
 
     def other_thread() -> None:
         with torch.no_grad():
             outputs.append(model(**inputs).logits)
         outputs.append(model(**inputs).logits)
-        assert outputs[-1].requires_grad
+        gradients.extend(torch.autograd.grad(outputs[-1].sum(), embeddings))
 
     def in_the_middle(*_: Any) -> None:
         if threading.current_thread() is threading.main_thread() and not outputs:
@@ -446,4 +449,5 @@ def test_other_threads_are_not_disturbed(recompute: bool) -> None:
     handle.remove()
     assert len(outputs) == 2
     assert all(torch.equal(output, own) for output in outputs)
+    assert torch.equal(gradients[0], gradient)
     assert_same(result, expected, 1e-15)
