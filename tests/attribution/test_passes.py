@@ -420,7 +420,7 @@ def test_attributions_do_not_nest() -> None:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_other_threads_are_not_disturbed(recompute: bool) -> None:
+def test_other_threads_are_not_disturbed(recompute: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = tiny_model("llama")
     inputs = tiny_inputs("llama")
     own = model(**inputs).logits.detach()
@@ -437,17 +437,28 @@ def test_other_threads_are_not_disturbed(recompute: bool) -> None:
         gradients.extend(torch.autograd.grad(outputs[-1].sum(), embeddings))
 
     def in_the_middle(*_: Any) -> None:
-        if threading.current_thread() is threading.main_thread() and not outputs:
+        if network.running() and not outputs:  # of this thread
             thread = threading.Thread(target=other_thread)
             thread.start()
             thread.join()
 
+    runs: list[Any] = []
+    once = passes._Setup.shares
+
+    def counted(self: Any, *args: Any, **options: Any) -> Any:
+        runs.append(options)
+        return once(self, *args, **options)
+
+    monkeypatch.setattr(passes._Setup, "shares", counted)
     handle = model.model.layers[1].register_forward_hook(in_the_middle)
     result = explain(
         model, inputs, last_position(inputs), rules_of("frozen"), recompute=recompute, trace=True
     )
     handle.remove()
     assert len(outputs) == 2
+    assert len(runs) == 1  # a run that was disturbed would be repeated
     assert all(torch.equal(output, own) for output in outputs)
     assert torch.equal(gradients[0], gradient)
+    assert result.trace is not None
+    assert len(result.trace.layers) == 3  # nothing of the other thread was recorded
     assert_same(result, expected, 1e-15)
