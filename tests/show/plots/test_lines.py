@@ -13,7 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from normscope import Contributions, InputError
 from normscope.measures.statistics import Table
 from normscope.show import plots
-from normscope.show.plots.style import DASHES, MARKERS, PALETTE
+from normscope.show.palette import CATEGORIES
+from normscope.show.plots.style import DASHES, MARKERS
 from tests.helpers.figures import (
     DRAWN,
     GROUPS,
@@ -60,7 +61,7 @@ def test_lines_differ_without_colour_and_in_any_order_of_rows() -> None:
     assert len(styles) == len(GROUPS)
     for group, line in lines(axes[0]).items():
         assert_array_equal(line.get_ydata(), columns["alpha"][columns["category"] == group])
-    assert len(set(MARKERS)) == len(set(PALETTE)) == 7
+    assert len(set(MARKERS)) == len(set(CATEGORIES)) == 7
     assert math.gcd(len(DASHES), len(MARKERS)) == 1
 
 

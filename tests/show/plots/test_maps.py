@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 
 from normscope import Contributions, InputError, LabelledArray
 from normscope.decomposition.scopes import NAMES, SCOPES
 from normscope.show import plots
-from normscope.show.plots import COLOURS, compare, heatmap, scopes
-from normscope.show.plots.style import brief
+from normscope.show.plots import compare, heatmap, scopes
+from normscope.show.plots.style import brief, sequential
 from normscope.show.terminal import row_shares
 from normscope.text.tokens import Tokens
 from tests.helpers import figures
@@ -69,8 +68,8 @@ def test_a_heat_map_shows_queries_down_and_keys_across() -> None:
     assert names(ax.get_xticklabels()) == list(SOURCE)
     assert ax.get_yticks().tolist() == [0, 1, 2]
     assert ax.get_xticks().tolist() == [0, 1, 2, 3, 4]
-    assert ax.get_ylabel().startswith("query")
-    assert ax.get_xlabel().startswith("key")
+    assert ax.get_ylabel() == "To these tokens (queries)"
+    assert ax.get_xlabel() == "From these tokens (keys)"
     assert "layer 5" in ax.get_title()
 
 
@@ -197,7 +196,7 @@ def test_a_map_of_nothing_has_the_colour_of_zero() -> None:
         *scopes(nothing, 11),
         heatmap(nothing["attn_n"], layer=11, normalise=True),
     ]
-    zero = colormaps[COLOURS](0.0, bytes=True)
+    zero = sequential()(0.0, bytes=True)
     for ax in axes:
         image = drawn(ax)
         assert image.get_clim() == (0, 1)
@@ -205,7 +204,7 @@ def test_a_map_of_nothing_has_the_colour_of_zero() -> None:
 
 
 def test_colours_differ_in_lightness_alone() -> None:
-    colours = colormaps[COLOURS](np.linspace(0, 1, 64))[:, :3]
+    colours = sequential()(np.linspace(0, 1, 64))[:, :3]
     luminance = colours @ [0.2126, 0.7152, 0.0722]
     assert (np.diff(luminance) < 0).all()
 
