@@ -48,7 +48,9 @@ def panel(ax: Axes, numbers: dict[str, Any]) -> None:
         if points:
             hue = ink("muted") if work == "reduce" else colour(number)
             marker = MARKERS[number % len(MARKERS)]
-            ax.loglog(*zip(*points, strict=True), color=hue, marker=marker, label=label)
+            dashes = ":" if work == "reduce" else "-"
+            look: Any = {"color": hue, "marker": marker, "ls": dashes}
+            ax.loglog(*zip(*points, strict=True), **look, label=label)
     lengths = sorted({row["tokens"] for row in numbers["rows"]})
     ax.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
     ax.set_xticks([], minor=True)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Which row of the map belongs to a target word, and the numbers of the colours of the maps.
-READINGS = {"awi": "row of the step that reads the word (AWI)",
-            "awo": "row of the step that writes the word (AWO)"}  # fmt: skip
+READINGS = {"awi": "row of the step that reads a word (AWI)",
+            "awo": "row of the step that writes a word (AWO)"}  # fmt: skip
 MAPS = {"weights": 1, "norms": 0}
 LANGUAGES = {"de": "German", "en": "English"}
 
@@ -235,7 +235,9 @@ def described(numbers: dict[str, Any]) -> str:
 
 def _layers_figure(numbers: dict[str, Any]) -> Figure:
     """AER of each decoder layer, a panel for each reading, published values dotted."""
-    axes = panels(None, len(READINGS), (PAGE / len(READINGS), 2.9), sharey=True)
+    axes = panels(None, len(READINGS), (PAGE / len(READINGS), 3.0), sharey=True)
+    same = numbers["training"]["languages"] == ["de", "en"]
+    other = "" if same else " for German to English"
     for ax, (reading, title) in zip(axes, READINGS.items(), strict=True):
         for map_name, hue in MAPS.items():
             mine = numbers[map_name][reading]["by_layer"]
@@ -244,17 +246,19 @@ def _layers_figure(numbers: dict[str, Any]) -> Figure:
                 theirs = PAPER["aer_by_layer"][map_name] if reading == "awi" else []
             ax.plot(_numbers(mine), mine, "o-", color=colour(hue), label=map_name)
             hollow: Any = {"color": colour(hue), "markerfacecolor": ink("panel"), "lw": 1.2}
-            label = f"{map_name}, published"
+            label = f"{map_name}, published{other}"
             ax.plot(_numbers(theirs), theirs, "s:", **hollow, label=label)
-        set_title(ax, title)
+        set_title(ax, title, PAGE / len(READINGS))
         ax.set_xlabel("decoder layer")
         ax.set_xticks(_numbers(RELEASED[reading]["norms"]))
         ax.set_ylim(0, 100)
         tidy(ax)
     axes[0].set_ylabel("alignment error rate, %")
     whole = axes[0].figure
-    whole.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    headline(whole, f"Alignment error rate by decoder layer: {described(numbers)}")
+    whole.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 if same else 2
+    )
+    headline(whole, f"Alignment error by decoder layer: {described(numbers)}")
     return whole
 
 
@@ -266,7 +270,7 @@ def _heads_figure(numbers: dict[str, Any]) -> Figure:
     """AER and mean norm of each head; the scale of AER is the same for all models."""
     rows = [row for row in numbers["tables"]["norms"] if row["reading"] == "awi" and row["head"]]
     layers, heads = max(r["layer"] for r in rows), max(r["head"] for r in rows)
-    axes = panels(None, 2, (PAGE / 2, 0.9 + 0.3 * layers))
+    axes = panels(None, 2, (PAGE / 2, 1.2 + 0.28 * layers))
     kinds = (("aer", "alignment error rate, %", 1, 100.0), ("norm", "mean norm ‖αf(x)‖", 2, None))
     for ax, (key, label, decimals, top) in zip(axes, kinds, strict=True):
         grid = np.full((layers, heads), np.nan)

@@ -33,8 +33,11 @@ PAPER = (
 )
 PUBLISHED = published()["emnlp2020"]
 MEASURES = ("alpha", "transformed_norm", "weighted_norm")
-QUANTITIES = {"alpha": "weight", "transformed_norm": "length of f(x)", "weighted_norm": "norm"}
-LISTED = "weight α, length ‖f(x)‖ of its vector, and their product"
+QUANTITIES = {
+    "alpha": "weight",
+    "transformed_norm": "length of the vector",
+    "weighted_norm": "norm: their product",
+}
 RANKED = ("alpha", "transformed_norm")  # compared with frequency ranks
 NEAR_ZERO, STRONG = 0.2, 0.5  # |ρ| below and above which a correlation is called so
 
@@ -153,11 +156,16 @@ def _spectra(measurements: Measurements) -> Table:
 @styled
 def _draw_separator(measurements: Measurements) -> Figure:
     separator = _categories(measurements).get("[SEP]", "others")
-    axes = panels(None, len(MEASURES), (PAGE / len(MEASURES), 2.2), layout="compressed")
+    layers, heads = (
+        len(set(measurements["categories_heads"].lists()[name])) for name in ("layer", "head")
+    )
+    height = 1.15 + layers * 1.5 / heads
+    axes = panels(None, len(MEASURES), (PAGE / len(MEASURES), height), layout="compressed")
     for ax, measure in zip(axes, MEASURES, strict=True):
         plots.heads(measurements["categories_heads"], measure, [separator], ax)
         set_title(ax, QUANTITIES[measure])
-    return titled(axes, f"{category_name(separator)} in each head: {LISTED}")
+    name = category_name(separator)
+    return titled(axes, f"{name} in each head: its weight, the length of its vector, and the norm")
 
 
 def _draw_scatter(measurements: Measurements) -> Figure:
@@ -176,6 +184,7 @@ def _draw_spectra(measurements: Measurements) -> Figure:
         set_title(ax, f"layer {layer}")
         ax.label_outer()
         ax.set_xlabel("")
+        ax.set_ylim(0, 1.05 * values.max())
     figure = titled(axes, "Singular values of f in each layer: a line for each head")
     figure.supxlabel("number of the singular value, from the largest", fontsize=9)
     return figure

@@ -52,4 +52,4 @@ def frequency_figure(measurements: Measurements, names: Sequence[str]) -> Figure
         if name in ANALYSES:
             ax.set_ylabel(f"mixing ratio ({ANALYSES[name]})")
     what = "mixing ratio" if set(present) & set(ANALYSES) else "weight and length of f(x)"
-    return titled(axes, f"Frequent and rare tokens: {what} against the rank of the frequency")
+    return titled(axes, f"Frequent and rare tokens: {what} by frequency rank")

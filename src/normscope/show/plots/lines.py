@@ -30,6 +30,7 @@ from normscope.show.plots.style import (
     styled,
     tidy,
 )
+from normscope.show.wording import describe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -147,8 +148,8 @@ def mixing_by_category(table: Any, names: Mapping[str, str] | None = None) -> ND
     figure = drawn[0].figure
     if len(groups) > CATEGORY_COLUMNS and len(groups) % CATEGORY_COLUMNS:
         # The last row of panels has an empty place.
-        place: Any = {"loc": "lower right", "bbox_to_anchor": (0.97, 0.12)}
-        figure.legend(handles=drawn[0].lines, **place)
+        place: Any = {"loc": "lower right", "bbox_to_anchor": (0.995, 0.12)}
+        figure.legend(handles=drawn[0].lines, **place, fontsize=8, handlelength=2.4)
     else:
         figure.set_figwidth(figure.get_figwidth() + LEGEND)
         legend(drawn[across - 1])
@@ -190,7 +191,7 @@ def preserved_and_mixed(table: Any, axes: Any = None) -> NDArray[Any]:
         for number, (kind, words) in enumerate(_KINDS.items()):
             _line(ax, data, slice(None), f"{name}_{kind}", words, number)
         _finish(ax, data["layer"], "norm" if ax is drawn[0] else "")
-        set_title(ax, label_of(name))
+        set_title(ax, describe(name).title)
         ax.set_ylim(bottom=0)
     legend(drawn[-1])
     if axes is None:

@@ -14,6 +14,7 @@ from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
 from normscope.show.plots.style import (
+    PAGE,
     as_array,
     brief,
     colour_bar,
@@ -204,14 +205,15 @@ def scopes(
     arrays = [_selected(result[name], layer, head) for name in names]
     shares = [row_shares(array) for array in arrays]
     queries, keys = shares[0].shape
-    cell = min(SMALL_CELL, SMALL_PANEL / max(queries, keys))
-    width, height = max(2.6, cell * keys + 0.4), max(2.8, cell * queries + 1.3)
-    map_width = min(width - 0.4, (height - 1.3) * keys / queries)
+    across = min(len(arrays), columns)
+    cell = _small_cell(queries, keys, across)
     beside, below = _label_room(arrays[0])
-    panel = (width + beside / min(len(arrays), columns), height + below)
+    gap = max(SMALL_TITLE_WIDTH - cell * keys, 0.0) + 0.15
+    panel = (cell * keys + gap + (LABELS + BAR + beside) / across, cell * queries + 1.0 + below)
     drawn = panels(axes, len(arrays), panel, columns, "compressed")
     if axes is None:
-        _spread(drawn[0].figure, panel[0], SMALL_TITLE_WIDTH + 0.1 - map_width)
+        _spread(drawn[0].figure, panel[0], gap)
+        drawn[0].figure.set_figheight(drawn[0].figure.get_figheight() + 0.35)
     from matplotlib.colors import PowerNorm
 
     scale = PowerNorm(0.5, 0, max(float(share.max()) for share in shares) or 1.0)
@@ -221,12 +223,18 @@ def scopes(
         )
         _label_some_cells(ax, array, cell, rows=axes is not None or number % columns == 0)
         title = ax.set_title(describe(names[number]).title)
-        wrap(title, max(SMALL_TITLE_WIDTH, map_width))
+        wrap(title, max(SMALL_TITLE_WIDTH, cell * keys))
     _share_bar(image, drawn)
     if axes is None:
         where = f"layer {layer}" + ("" if head is None else f", head {head}")
         headline(drawn[0].figure, f"What each token gets from each, map by map, {where}")
     return drawn
+
+
+def _small_cell(queries: int, keys: int, across: int) -> float:
+    """Return the inches of a cell where `across` maps share the width of a page, within bounds."""
+    fitting = (PAGE - LABELS - BAR) / across / keys
+    return min(max(SMALL_CELL, min(fitting, CELL)), SMALL_PANEL / max(queries, keys))
 
 
 def _selected(array: LabelledArray, layer: int | None, head: int | None) -> LabelledArray:

@@ -249,11 +249,11 @@ def _inches(text: Text) -> float:
     return float(text.get_window_extent().width / figure.dpi)
 
 
-def set_title(ax: Axes, title: str) -> None:
-    """Set a small title without formulas, in lines as wide as the panel."""
+def set_title(ax: Axes, title: str, width: float | None = None) -> None:
+    """Set a small title without formulas, in lines of `width` inches or as wide as the panel."""
     text = ax.set_title("")
     text.update(plain(title))
-    wrap(text, ax.get_window_extent().width / ax.figure.dpi)
+    wrap(text, ax.get_window_extent().width / ax.figure.dpi if width is None else width)
 
 
 def figure(width: float, height: float, layout: str = "constrained") -> Figure:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 MEASURES = ("alpha", "transformed_norm", "weighted_norm", "cv")
 PAIR_LETTERS = 14  # of each token in the label of a pair
+RANK_LABEL = "frequency rank of the token (1: the most frequent)"
 READABLE = 0.16  # inches: the smallest distance of two numbers along an axis
 
 
@@ -71,6 +72,8 @@ def heads(
     size = _head_panel(len(groups), len(layers), len(numbers))
     drawn = panels(axes, len(wanted) * len(groups), size, len(groups), "compressed")
     drawn = drawn.reshape(len(wanted), -1)
+    if axes is None:
+        drawn[0, 0].figure.set_figheight(len(wanted) * size[1] + 0.8)
     for row, measure in zip(drawn, wanted, strict=True):
         images = []
         for ax, group in zip(row, groups, strict=True):
@@ -79,9 +82,10 @@ def heads(
             # Where there is one category, panels differ in what they measure.
             title = [] if group is None else [category_label(group)]
             title += [label_of(measure)] if len(groups) == 1 else []
-            images.append(_head_map(ax, values, layers, numbers, ": ".join(title)))
+            images.append(_head_map(ax, values, layers, numbers))
+            set_title(ax, ": ".join(title), size[0] if axes is None else None)
             if axes is None:
-                _label_outer(ax, row[0], drawn[-1])
+                _label_outer(ax, drawn)
         _share_scale(images, list(row), label_of(measure))
     if axes is None:
         whose = "" if groups == [None] else " and category of token"
@@ -93,18 +97,24 @@ def _head_panel(across: int, layers: int, heads: int) -> tuple[float, float]:
     """Return width and height of a panel in inches: a row of panels is as wide as a page."""
     width = min(0.24 * heads + 1.2, max((PAGE - 0.8) / across, 1.5))
     width = max(width, 2.4) if across == 1 else width
-    cell = (width - 0.25) / heads
-    return width, max(cell * layers, 0.6) + (0.55 if across > 1 else 0.8)
+    cell = (width - 0.2) / heads
+    return width, max(cell * layers, 0.6) + (0.25 if across > 1 else 0.45)
 
 
-def _label_outer(ax: Axes, first: Axes, bottom: NDArray[Any]) -> None:
-    """Label heads below the last row of panels alone, and layers beside the first column."""
-    if ax is not first:
+def _label_outer(ax: Axes, grid: NDArray[Any]) -> None:
+    """Keep the labels of heads below the last row, of layers beside the first column.
+
+    Where columns are categories, the first row alone has their names.
+    """
+    ((row, column),) = np.argwhere(grid == ax).tolist()
+    if column:
         ax.set_ylabel("")
         ax.tick_params(labelleft=False)
-    if not any(ax is other for other in bottom):
+    if row < len(grid) - 1:
         ax.set_xlabel("")
         ax.tick_params(labelbottom=False)
+    if row and grid.shape[1] > 1:
+        ax.set_title("")
 
 
 def _grid(layer: NDArray[Any], head: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
@@ -116,9 +126,7 @@ def _grid(layer: NDArray[Any], head: NDArray[Any], values: NDArray[Any]) -> NDAr
     return grid
 
 
-def _head_map(
-    ax: Axes, values: NDArray[Any], layers: list[Any], numbers: list[Any], title: str
-) -> Any:
+def _head_map(ax: Axes, values: NDArray[Any], layers: list[Any], numbers: list[Any]) -> Any:
     image = ax.imshow(
         np.ma.masked_invalid(values), cmap=sequential(), interpolation="nearest", origin="upper"
     )
@@ -131,7 +139,6 @@ def _head_map(
     ax.set_ylabel("layer")
     ax.tick_params(length=0, labelsize=7.5, labelcolor=ink("ink"))
     ax.spines[:].set(visible=True, color=ink("line"))
-    set_title(ax, title)
     return image
 
 
@@ -236,14 +243,17 @@ def frequency(table: Any, measures: Sequence[str] | None = None, axes: Any = Non
                 points = data["rank"][rows], data[measure][rows]
                 ax.scatter(*points, **style, lw=0, label=name, rasterized=True)
         ax.set_xscale("log")
-        ax.set_xlabel("frequency rank of the token (1: the most frequent)")
         ax.set_ylabel(label_of(measure))
         ax.set_ylim(bottom=0)
         tidy(ax)
     if special.any():
         legend(drawn[-1], loc="best", bbox_to_anchor=None, markerscale=1.2)
     if axes is None:
+        drawn[0].figure.supxlabel(RANK_LABEL, fontsize=9)
         headline(drawn[0].figure, "Frequent and rare tokens: one point for each rank")
+    else:
+        for ax in drawn:
+            ax.set_xlabel(RANK_LABEL)
     return drawn
 
 
@@ -292,7 +302,8 @@ def amplified(
         raise InputError(f"there is no layer {layer}; there is: {', '.join(map(str, valid))}")
     layers = valid if layer is None else [layer]
     columns = 3 if len(layers) < 7 else 4
-    drawn = panels(axes, len(layers), (PAGE / columns, 0.6 + 0.2 * top), columns)
+    size = (PAGE / columns, 0.6 + 0.2 * top)
+    drawn = panels(axes, len(layers), size, columns, sharex=True)
     for ax, at in zip(drawn, layers, strict=True):
         rows = np.flatnonzero(data["layer"] == at)
         rows = rows[np.argsort(-data["count"][rows], kind="stable")][:top]
@@ -307,6 +318,7 @@ def amplified(
         ax.tick_params(axis="y", length=0)
     for ax in drawn if axes is not None else drawn[-min(columns, len(drawn)) :]:
         ax.set_xlabel("occurrences")
+        ax.tick_params(labelbottom=True)  # also above the empty places of the last row
     if axes is None:
         headline(drawn[0].figure, "Pairs of tokens that the feed-forward enlarges most (from → to)")
     return drawn
