@@ -44,7 +44,7 @@ def draw_maps() -> None:
     save(plots.heatmap(result["attn_n"], layer=2), "plots/heatmap")
     save(plots.scopes(result, layer=2), "scopes")
     save(plots.mixing_ratio(result), "plots/mixing_ratio")
-    with plots.style("dark"):
+    with plots.theme("dark"):
         save(plots.compare(result, layer=2), "plots/compare-dark")
 
 

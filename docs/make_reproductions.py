@@ -9,8 +9,10 @@ default model, which is the model of these reports.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -82,7 +84,11 @@ def main() -> None:
                 path = REPORTS / experiment.name / "figures" / file
                 path.write_bytes(picture(plan.draw(measurements)))
                 print(path.relative_to(ROOT))
-    nmt_report.write(REPORTS / "emnlp2020-nmt")
+    folder = REPORTS / "emnlp2020-nmt"
+    with contextlib.redirect_stdout(io.StringIO()):  # the tables
+        nmt_report.write(folder)
+    for path in sorted(folder.glob("*.png")):
+        print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@
     attribution            shares of the tokens in an answer, or in several
     trace                  the same, layer by layer
     statistics_figures     all figures that the tables of a corpus allow
-    style                  the look of figures inside a `with`: "light" or "dark"
+    theme                  for a `with`: "dark" figures instead of "light" ones
 
 Each function takes a result or a table (a mapping of columns, a pandas DataFrame, or a table of the
 statistics), draws into `ax` or `axes` if given, else into a new figure, and returns the Axes;
@@ -31,7 +31,7 @@ from normscope.show.plots.lines import (
 )
 from normscope.show.plots.maps import compare, heatmap, scopes
 from normscope.show.plots.shares import attribution, trace
-from normscope.show.plots.style import style
+from normscope.show.plots.style import theme
 from normscope.show.plots.tables import alpha_and_norm, amplified, frequency, heads
 
 __all__ = [
@@ -49,6 +49,6 @@ __all__ = [
     "scopes",
     "singular_values",
     "statistics_figures",
-    "style",
+    "theme",
     "trace",
 ]

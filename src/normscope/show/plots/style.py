@@ -74,17 +74,17 @@ _theme: ContextVar[str] = ContextVar("theme", default="light")
 
 
 @contextmanager
-def style(theme: str = "light") -> Iterator[None]:
+def theme(name: str = "light") -> Iterator[None]:
     """Draw the plots made inside this context in a theme, "light" or "dark".
 
-        with plots.style("dark"):
+        with plots.theme("dark"):
             axes = plots.compare(result, layer=2)
 
     Inside it, figures of your own have the look of the plots as well.
     """
-    if theme not in INKS:
-        raise InputError(f"there is no theme {theme!r}; valid: {', '.join(INKS)}")
-    token = _theme.set(theme)
+    if name not in INKS:
+        raise InputError(f"there is no theme {name!r}; valid: {', '.join(INKS)}")
+    token = _theme.set(name)
     try:
         with _matplotlib().rc_context(_settings()):
             yield

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 MEASURES = ("alpha", "transformed_norm", "weighted_norm", "cv")
 PAIR_LETTERS = 14  # of each token in the label of a pair
+BAR = 0.75  # inches of a colour bar with its label
 RANK_LABEL = "frequency rank of the token (1: the most frequent)"
 READABLE = 0.16  # inches: the smallest distance of two numbers along an axis
 
@@ -70,10 +71,10 @@ def heads(
         groups = list(chosen(names, distinct(data["category"]), "category"))
     layers, numbers = (np.unique(data[name]).tolist() for name in ("layer", "head"))
     size = _head_panel(len(groups), len(layers), len(numbers))
-    drawn = panels(axes, len(wanted) * len(groups), size, len(groups), "compressed")
+    drawn = panels(axes, len(wanted) * len(groups), size, len(groups))
     drawn = drawn.reshape(len(wanted), -1)
     if axes is None:
-        drawn[0, 0].figure.set_figheight(len(wanted) * size[1] + 0.8)
+        drawn[0, 0].figure.set_figheight(len(wanted) * size[1] + 0.9)
     for row, measure in zip(drawn, wanted, strict=True):
         images = []
         for ax, group in zip(row, groups, strict=True):
@@ -83,7 +84,8 @@ def heads(
             title = [] if group is None else [category_label(group)]
             title += [label_of(measure)] if len(groups) == 1 else []
             images.append(_head_map(ax, values, layers, numbers))
-            set_title(ax, ": ".join(title), size[0] if axes is None else None)
+            wide = axes is None and len(groups) > 1
+            set_title(ax, ": ".join(title), size[0] - BAR / len(groups) if wide else None)
             if axes is None:
                 _label_outer(ax, drawn)
         _share_scale(images, list(row), label_of(measure))
@@ -95,10 +97,10 @@ def heads(
 
 def _head_panel(across: int, layers: int, heads: int) -> tuple[float, float]:
     """Return width and height of a panel in inches: a row of panels is as wide as a page."""
-    width = min(0.24 * heads + 1.2, max((PAGE - 0.8) / across, 1.5))
-    width = max(width, 2.4) if across == 1 else width
-    cell = (width - 0.2) / heads
-    return width, max(cell * layers, 0.6) + (0.25 if across > 1 else 0.45)
+    beside = (BAR + 0.4) / across + 0.12  # the colour bar, the numbers of the layers, a gap
+    width = min(max(0.24 * heads, 1.2) + beside, max(PAGE / across, 1.5))
+    cell = (width - beside) / heads
+    return width, max(cell * layers, 0.6) + 0.3
 
 
 def _label_outer(ax: Axes, grid: NDArray[Any]) -> None:
@@ -302,7 +304,7 @@ def amplified(
         raise InputError(f"there is no layer {layer}; there is: {', '.join(map(str, valid))}")
     layers = valid if layer is None else [layer]
     columns = 3 if len(layers) < 7 else 4
-    size = (PAGE / columns, 0.6 + 0.2 * top)
+    size = (PAGE / columns, max(0.6 + 0.2 * top, 1.5))
     drawn = panels(axes, len(layers), size, columns, sharex=True)
     for ax, at in zip(drawn, layers, strict=True):
         rows = np.flatnonzero(data["layer"] == at)
