@@ -19,6 +19,7 @@ import normscope
 from normscope import Contributions, InputError
 from normscope.models.architectures import tiny_model
 from normscope.results import files
+from normscope.results.formats import check_output
 from normscope.show import terminal
 from tests.helpers.commands import CAT, fail, rows_of, save_tiny_model, succeed
 from tests.helpers.tiny import tokenizer
@@ -366,7 +367,7 @@ def test_a_name_that_is_not_on_this_machine_is_refused(
 
 def test_input_error_is_still_an_error_of_the_library() -> None:
     with pytest.raises(InputError, match=r"must end in one of: \.json"):
-        files.check_output("out.txt")
+        check_output("out.txt")
 
 
 # ---- reductions

@@ -40,6 +40,24 @@ def describe(name: str, *, per_head: bool = False, residual_column: bool = False
     return scope
 
 
+def short_signature(signature: str, hint: str, width: int = 80) -> str:
+    """Return a signature in one line: the model, its weights, the version, where to see the rest.
+
+    Args:
+        signature: The whole signature.
+        hint: How to see it whole, such as "--signature".
+        width: The number of columns.
+    """
+    entries = (entry.partition(":") for entry in signature.split("|"))
+    fields = {name: value for name, _, value in entries}
+    weights = fields.get("weights", "").removeprefix("sha256=")[:8]
+    rest = f", weights {weights}" if weights else ""
+    rest += f", normscope {fields.get('normscope', '?')} … ({hint})"
+    name = printable(fields.get("model", "?")).rpartition("/")[2]
+    room = max(8, width - len(rest))
+    return (name if len(name) <= room else f"{name[: room - 1]}…") + rest
+
+
 def amount(value: float, decimals: int) -> str:
     """Format a number with a typographic minus: "−0.42"."""
     return f"{value:.{decimals}f}".replace("-", "−")
