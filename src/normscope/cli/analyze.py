@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -272,13 +273,13 @@ def _page_results(arguments: AnalyzeArguments) -> list[Contributions]:
 
 def _print(result: Contributions, arguments: AnalyzeArguments) -> None:
     """Print the table; of reductions, or if that was asked for, print JSON."""
-    if arguments.reduce is not None or arguments.output == STDOUT:
-        # As bytes: JSON is UTF-8, whatever the encoding of the terminal.
-        from normscope.results.files import to_json
+    if arguments.reduce is not None:
+        sys.stdout.buffer.write(_json(result))
+        return
+    if arguments.output == STDOUT:
+        from normscope.results.files import write
 
-        sys.stdout.flush()
-        sys.stdout.buffer.write(to_json(result))
-        sys.stdout.buffer.flush()
+        write(result, STDOUT)
         return
     from rich.console import Console
 
@@ -286,6 +287,10 @@ def _print(result: Contributions, arguments: AnalyzeArguments) -> None:
 
     hint = None if arguments.whole_signature else "--signature"
     show(result, Console(), query=arguments.query, hint=hint)
+
+
+def _json(result: Contributions) -> bytes:
+    return (json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def _write(results: list[Contributions], output: str, *, reduced: bool) -> None:
@@ -296,7 +301,7 @@ def _write(results: list[Contributions], output: str, *, reduced: bool) -> None:
     stage(f"writing {Path(output).name}")
     if reduced:
         with whole_file(output) as file:
-            file.write(files.to_json(results[0]))
+            file.write(_json(results[0]))
     elif is_picture(output):
         note(f"the picture shows layer {_draw(results[0], output)}")
     elif Path(output).suffix.lower() == ".html":

@@ -89,7 +89,7 @@ def bench(arguments: BenchArguments) -> None:
     console = plain_console()
     for table in _tables(figures):
         console.print(table)
-    print("  ".join(f"{name}: {value}" for name, value in figures["machine"].items()))
+    console.print(", ".join(f"{name} {value}" for name, value in figures["machine"].items()))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -58,6 +58,11 @@ def short_signature(signature: str, hint: str, width: int = 80) -> str:
     return (name if len(name) <= room else f"{name[: room - 1]}…") + rest
 
 
+def shown_error(error: float) -> str:
+    """Format an error: "2e-07"; an error of exactly zero is "0"."""
+    return "0" if error == 0 else f"{error:.0e}"
+
+
 def amount(value: float, decimals: int) -> str:
     """Format a number with a typographic minus: "−0.42"."""
     return f"{value:.{decimals}f}".replace("-", "−")
@@ -96,4 +101,6 @@ def proof(result: Attribution, step: int | None = None) -> str:
     if baseline:
         whose += f" less that of the baseline {printable(baseline)}"
     units = printable(result.units)
-    return f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {result.error:.0e}"
+    return (
+        f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {shown_error(result.error)}"
+    )
