@@ -13,6 +13,8 @@ const PLAIN = {
   atb_ff: "what the second half of the layer adds, by word",
   atb_ff_res: "the second half of the layer, with what it passes on",
   atb_ff_res_ln: "from the input of the layer to its output",
+  atb_ln_ff: "what the second half of the layer adds, by word",
+  atb_ln_ff_res: "from the input of the layer to its output",
 };
 const FORMATS = { html: "HTML page", safetensors: "safetensors", json: "JSON", csv: "CSV" };
 
