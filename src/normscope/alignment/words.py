@@ -8,13 +8,13 @@ drops (control characters, for example) has no piece, and so it never has a link
 from __future__ import annotations
 
 import re
-import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from normscope.errors import InputError, MissingExtraError
+from normscope.text.normalization import Normalization
 from normscope.text.tokens import choose_side, state_kept
 
 Sentences = Sequence[Sequence[str]]  # the words of each sentence
@@ -22,25 +22,6 @@ SPLITS = ("space", "moses")
 FRAME = -1  # the word index of tokens that frame a sentence: special tokens and the prefix
 _SPACE = re.compile(r"[ \t\r\f\v\n]+")
 _CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # de_DE, deu_Latn
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """Changes that a model expects in its text beyond its tokenizer: Unicode form, case, spelling.
-
-    Calling it with a word returns the word as the model expects it.
-    """
-
-    unicode: str | None = None
-    lowercase: bool = False
-    replace: tuple[tuple[str, str], ...] = ()
-
-    def __call__(self, word: str) -> str:
-        word = unicodedata.normalize(self.unicode, word) if self.unicode else word  # type: ignore[arg-type]
-        word = word.lower() if self.lowercase else word
-        for old, new in self.replace:
-            word = word.replace(old, new)
-        return word
 
 
 @dataclass(frozen=True, eq=False)
