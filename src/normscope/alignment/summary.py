@@ -124,14 +124,19 @@ def _headline_with_gold(total: Totals) -> str:
         found, sure = total.found
         links = "link" if sure == 1 else "links"
         verb = "is" if total.wrong == 1 else "are"
-        which = f"{total.wrong} of {total.links} links {verb} wrong"
-        return f"AER {rate:.1%}: {found} of {sure} sure {links} found, {which}."
+        which = f"{total.wrong} of {total.links} links {verb}" if total.wrong else "no link is"
+        return f"AER {fine_percent(rate)}: {found} of {sure} sure {links} found, {which} wrong."
     return (
-        f"AER {rate:.1%} on {total.pairs:,} pairs: {percent(recall)} of the sure links are found, "
-        f"{percent(wrong)} of the links are wrong."
+        f"AER {fine_percent(rate)} on {total.pairs:,} pairs: {percent(recall)} of the sure links "
+        f"are found, {percent(wrong)} of the links are wrong."
     )
 
 
 def percent(share: float) -> str:
     """Format a share as a whole percentage, halves rounded up as in JavaScript."""
     return f"{int(100 * share + 0.5)}%"
+
+
+def fine_percent(share: float) -> str:
+    """Format a share with one decimal, likewise."""
+    return f"{int(1000 * share + 0.5) / 10:.1f}%"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import TYPE_CHECKING
 
 from normscope.alignment.summary import MISSING, compare, percent
@@ -63,5 +62,15 @@ def _quoted(words: tuple[str, ...]) -> str:
 
 
 def _wrapped(text: str) -> str:
-    """Break a text at spaces into lines of at most 79 columns."""
-    return textwrap.fill(printable(text), WIDTH, break_on_hyphens=False)
+    """Break a text at spaces into lines of at most 79 columns; longer words are broken, too."""
+    lines = [""]
+    for word in printable(text).split(" "):
+        if letters(f"{lines[-1]} {word}") <= WIDTH:
+            lines[-1] = f"{lines[-1]} {word}".lstrip()
+            continue
+        lines.append("")
+        for character in word:
+            if letters(lines[-1] + character) > WIDTH:
+                lines.append("")
+            lines[-1] += character
+    return "\n".join(line for line in lines if line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from normscope.errors import InputError
 from normscope.show.palette import CATEGORIES, INKS
@@ -34,6 +34,7 @@ STYLES: Mapping[str, tuple[str, str, str]] = {
 }
 
 
+@runtime_checkable
 class GoldLinks(Protocol):
     """Sure links, and possible ones, the sure among them."""
 
@@ -44,6 +45,7 @@ class GoldLinks(Protocol):
     def possible(self) -> frozenset[Link]: ...
 
 
+@runtime_checkable
 class LinkedPair(Protocol):
     """What the plot reads of an alignment: see `normscope.alignment.result.Alignment`."""
 
