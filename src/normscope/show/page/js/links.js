@@ -214,7 +214,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     question, subtitle, bar.element,
     make("div", { className: `ns-body ns-aligned${model.single ? "" : " ns-several"}` },
       make("div", { className: "ns-stage" }, pairPanel, tableBox),
-      make("aside", { className: "ns-aside", "aria-label": "Pairs" }, listPanel, about)),
+      make("aside", { className: "ns-aside", "aria-label": model.single ? "Numbers" : "All pairs" }, listPanel, about)),
     tip.element, live.element, help);
   if (model.single) root.querySelector(".ns-aside").prepend(tableBox);
 
