@@ -74,7 +74,7 @@ docs: $(VENV)/.installed  ## build the documentation, strictly, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 clean:  ## remove what these goals made
-	rm -rf $(VENV) $(VENV_LOWEST) site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_LOWEST) .cache site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f normscope-demo.png normscope-demo-attribution.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
