@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,17 @@ def test_every_error_has_its_page() -> None:
     errors = {e.__name__ for e in public if isinstance(e, type) and issubclass(e, NormscopeError)}
     titles = {page.read_text().partition("\n")[0] for page in (DOCS / "errors").glob("*.md")}
     assert {f"# {name}" for name in errors} == titles - {"# Errors"}
+
+
+def test_the_page_of_screens_shows_every_picture() -> None:
+    spec = importlib.util.spec_from_file_location("screens", DOCS / "make_screens.py")
+    assert spec is not None
+    assert spec.loader is not None
+    screens = importlib.util.module_from_spec(spec)
+    sys.modules["screens"] = screens  # dataclasses look their module up
+    spec.loader.exec_module(screens)
+    page = screens.PAGE.read_text(encoding="utf-8")
+    assert page == screens.page(), "renew it: python docs/make_screens.py"
+    pictures = list(screens.IMAGES.glob("*"))
+    assert [path.name for path in pictures if f"screens/{path.name})" not in page] == []
+    assert sum(path.stat().st_size for path in pictures) < screens.LIMIT
