@@ -67,7 +67,7 @@ SECTIONS = {
 
 HEAD = """# Screens
 
-The page, the web app, README and this documentation before and after they were redesigned for new users.
+The page, the web app, README and this documentation, before and after their redesign.
 Click a picture to enlarge it.
 """
 

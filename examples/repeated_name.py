@@ -16,7 +16,7 @@ print(
     f"“Mary” leads by {result.value:.1f} (logits). The first “John” contributes {first:+.1f}, and"
 )
 print(
-    f"the second “John” {second:+.1f}: it speaks for “Mary”, as “Mary” itself does ({mary:+.1f})."
+    f"the second “John” {second:+.1f}: it supports “Mary”, as “Mary” itself does ({mary:+.1f})."
 )
 
 ax = attribution(result)
