@@ -76,7 +76,7 @@ def test_aer_by_layer() -> None:
     }
     assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "--"]
     assert ax.get_xticks().tolist() == [0, 1, 2]
-    assert (ax.get_ylabel(), ax.get_title()) == ("AER (%)", "RWTH")
+    assert (ax.get_ylabel(), ax.get_title()) == ("alignment error rate, %", "RWTH")
     with pytest.raises(InputError, match=r"no curves were given"):
         aer_by_layer({})
 

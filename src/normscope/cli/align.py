@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from normscope.alignment.options import AlignOptions
 from normscope.cli.aer import print_scores, score_file
 from normscope.cli.options import OUTPUT, CommandArguments, CommonOptions, command, option, shared
-from normscope.cli.output import note, quiet
+from normscope.cli.output import note
+from normscope.cli.status import working
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def align(arguments: AlignArguments) -> None:
             f"{arguments.source} has {len(source)} lines and {arguments.target} has "
             f"{len(target)}: each line must be the translation of the same line of the other file"
         )
-    with quiet():
+    with working("the model"):
         alignments = normscope.align(source, target, **arguments.for_python())
     _write_links(alignments, arguments.file)
     _print_report(alignments, arguments.file)
@@ -141,7 +142,7 @@ def translate_align(arguments: TranslateAlignArguments) -> None:
 
     _check_output(arguments.file, arguments.soft)
     source = _read(arguments.source)
-    with quiet():
+    with working("the model"):
         alignments = normscope.translate_align(source, **arguments.for_python())
     sentences = [" ".join(pair.target) for pair in alignments]
     if arguments.translation is not None:
