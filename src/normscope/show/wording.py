@@ -78,4 +78,5 @@ def proof(result: Attribution, step: int | None = None) -> str:
     if baseline:
         whose += f" less that of the baseline {printable(baseline)}"
     units = printable(result.units)
-    return f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {result.error:.0e}"
+    gap = f"{result.error:.0e}" if result.error else "0"
+    return f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {gap}"
