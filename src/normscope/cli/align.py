@@ -15,7 +15,7 @@ from normscope.cli.output import PICTURES, note, quiet, save_figure
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
-    from normscope.alignment.api import Alignments
+    from normscope.alignment.result import Alignments
 
 
 PAGES = (".html", ".htm")

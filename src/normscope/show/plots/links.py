@@ -13,8 +13,6 @@ from normscope.show.plots.style import brief, figure, letters, wrap
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Link = tuple[int, int]
-
 LETTER = 0.085  # inches of a letter at the size of the words
 GAP = 0.2  # inches between two words of a row
 SPAN = 1.35  # inches between the rows
@@ -26,7 +24,7 @@ THINNEST, THICKEST = 0.8, 4.2  # points of a line of score 0 and 1
 FAINTEST = 0.3  # opacity of a line of score 0
 INK, MUTED = INKS["light"]["ink"], INKS["light"]["muted"]
 # Colour and dashes of links by how they compare with gold links; without gold, all are "sure".
-STYLES: Mapping[str, tuple[str, str, str]] = {
+STYLES: Mapping[str, tuple[str, Any, str]] = {
     "sure": (CATEGORIES[0], "-", "sure, found"),
     "possible": (CATEGORIES[5], "-", "possible, found"),
     "wrong": (CATEGORIES[1], "-", "wrong"),
@@ -39,10 +37,10 @@ class GoldLinks(Protocol):
     """Sure links, and possible ones, the sure among them."""
 
     @property
-    def sure(self) -> frozenset[Link]: ...
+    def sure(self) -> frozenset[tuple[int, int]]: ...
 
     @property
-    def possible(self) -> frozenset[Link]: ...
+    def possible(self) -> frozenset[tuple[int, int]]: ...
 
 
 @runtime_checkable
@@ -104,7 +102,7 @@ def alignment(alignment: LinkedPair, gold: GoldLinks | None = None, ax: Axes | N
     return ax
 
 
-def _marks(links: Any, gold: GoldLinks | None) -> dict[Link, str]:
+def _marks(links: Any, gold: GoldLinks | None) -> dict[tuple[int, int], str]:
     """Return the entry of STYLES for each link, and for each missing one."""
     if gold is None:
         return dict.fromkeys(sorted(links.possible), "sure")
@@ -142,8 +140,8 @@ def _leftwards(words: Iterable[str]) -> bool:
 
 def _draw_links(
     ax: Axes,
-    marks: Mapping[Link, str],
-    scores: Mapping[Link, float],
+    marks: Mapping[tuple[int, int], str],
+    scores: Mapping[tuple[int, int], float],
     places: Sequence[Sequence[float]],
     *,
     vertical: bool,
