@@ -80,7 +80,7 @@ def test_aer_by_layer() -> None:
     }
     assert [line.get_linestyle() for line in ax.lines] == ["-", "-", "--"]
     assert ax.get_xticks().tolist() == [0, 1, 2]
-    assert (ax.get_ylabel(), ax.get_title()) == ("AER (%)", "RWTH")
+    assert (ax.get_ylabel(), ax.get_title()) == ("alignment error rate, %", "RWTH")
     with pytest.raises(InputError, match=r"no curves were given"):
         aer_by_layer({})
 
@@ -130,7 +130,7 @@ def test_links_are_lines_between_two_rows() -> None:
     start, *_, end = lines["link-4-3"].get_path().vertices
     assert start[0] == words["gut"].get_position()[0]
     assert end[0] == words["well"].get_position()[0]
-    assert ax.get_title(loc="left").replace("\n", " ") == one.headline
+    assert ax.get_title().replace("\n", " ") == one.headline
     assert ax.get_legend() is None
     figure: Any = ax.figure
     figure.savefig(io.BytesIO(), format="pdf")

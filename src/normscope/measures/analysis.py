@@ -19,6 +19,7 @@ from normscope.engine.batches import by_length, halves, out_of_memory
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import run
 from normscope.errors import InputError
+from normscope.foundation.progress import stage
 from normscope.kernels.backend import triton_for
 from normscope.measures.maps import Maps
 from normscope.models.loading import resolve
@@ -292,6 +293,7 @@ def _analyze_texts(
     make = partial(TextBatch, model, both.source, rows)
     batches: Iterable[TextBatch] = map(make, by_length(lengths, BATCH_TOKENS))
     results: list[list[Any]] = [[None] * len(rows) for _ in views]
+    stage(f"running {len(rows)} text{'s' * (len(rows) != 1)}, checking the maps")
     for judged in run(model, batches, measures, attention=views[0].attention):
         assert isinstance(judged.batch, TextBatch)
         for by_text, by_row in zip(results, judged.results, strict=True):

@@ -185,10 +185,15 @@ def _packaged(known: DefaultModel) -> list[Path]:
 
 def _hub_default() -> Path:
     import huggingface_hub
+    from huggingface_hub.constants import HF_HUB_OFFLINE as offline
+
+    from normscope.models.hub import unreachable
 
     reason: Exception | None = None
     for cached in (True, False):
         try:
+            if not cached and not offline and (problem := unreachable()) is not None:
+                raise ModelNotFoundError(problem)  # at once, instead of after many attempts
             folder = huggingface_hub.snapshot_download(
                 DEFAULT_MODEL,
                 revision=DEFAULT_REVISION,

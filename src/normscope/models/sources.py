@@ -19,6 +19,7 @@ from normscope.models.default import (
 )
 from normscope.models.failures import pickle_only, some
 from normscope.models.gguf_files import SUFFIX
+from normscope.models.hub import only_cached
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -80,6 +81,20 @@ def find_source(
     raise InputError(
         f"the default model has one revision, {known.revision}, not {revision!r}; {advice}"
     )
+
+
+def check_source(name: str | os.PathLike[str] | None, revision: str | None = None) -> None:
+    """Raise the errors of a wrong name that can be told before torch is imported.
+
+    Raises:
+        ModelNotFoundError: there is no such folder or file, no model in it, or the hub cannot be
+            reached and the model is not in its cache.
+    """
+    path = None if name is None else _path_of(name)
+    if path is not None and path.is_dir():
+        check_folder(path)
+    elif path is None and name is not None and default_kind(name) is None:
+        only_cached(str(name), revision)
 
 
 def identity(model: PreTrainedModel | PreTrainedTokenizerBase) -> dict[str, str | None]:

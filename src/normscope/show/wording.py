@@ -1,4 +1,4 @@
-"""Words and formulas for a map, from the table of scopes; the proof of an attribution in words."""
+"""Words for what is shown: maps, categories of tokens, layers, the proof of an attribution."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import numpy as np
 from normscope.decomposition.scopes import SCOPES, Scope
 from normscope.results.arrays import printable
 from normscope.results.attribution import Attribution
+
+# Words for the categories of tokens that statistics name themselves.
+_CATEGORIES = {
+    "comma_period": "comma and period",
+    "others": "other tokens",
+    "normal": "ordinary tokens",
+    "all": "all tokens",
+}
+
+
+def category_name(name: str) -> str:
+    """Return the words for a category of tokens: "comma and period" for "comma_period"."""
+    return _CATEGORIES.get(name, name)
 
 
 def describe(name: str, *, per_head: bool = False, residual_column: bool = False) -> Scope:
@@ -38,6 +51,29 @@ def describe(name: str, *, per_head: bool = False, residual_column: bool = False
     if residual_column and scope.formula_with_column:
         return replace(scope, formula=scope.formula_with_column)
     return scope
+
+
+def short_signature(signature: str, hint: str, width: int = 80) -> str:
+    """Return a signature in one line: the model, its weights, the version, where to see the rest.
+
+    Args:
+        signature: The whole signature.
+        hint: How to see it whole, such as "--signature".
+        width: The number of columns.
+    """
+    entries = (entry.partition(":") for entry in signature.split("|"))
+    fields = {name: value for name, _, value in entries}
+    weights = fields.get("weights", "").removeprefix("sha256=")[:8]
+    rest = f", weights {weights}" if weights else ""
+    rest += f", normscope {fields.get('normscope', '?')} … ({hint})"
+    name = printable(fields.get("model", "?")).rpartition("/")[2]
+    room = max(8, width - len(rest))
+    return (name if len(name) <= room else f"{name[: room - 1]}…") + rest
+
+
+def shown_error(error: float) -> str:
+    """Format an error: "2e-07"; an error of exactly zero is "0"."""
+    return "0" if error == 0 else f"{error:.0e}"
 
 
 def amount(value: float, decimals: int) -> str:
@@ -78,4 +114,6 @@ def proof(result: Attribution, step: int | None = None) -> str:
     if baseline:
         whose += f" less that of the baseline {printable(baseline)}"
     units = printable(result.units)
-    return f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {result.error:.0e}"
+    return (
+        f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {shown_error(result.error)}"
+    )
