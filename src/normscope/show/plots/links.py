@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from normscope.errors import InputError
-from normscope.show.plots.style import brief, colour, figure, ink, letters, set_title
+from normscope.show.plots.style import brief, colour, figure, ink, letters, set_title, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
