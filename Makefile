@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 3
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-browser test-deep test-wheel mutants coverage lint types test-lowest \
-	test-gpu bench docs clean
+	test-gpu bench docs pictures clean
 
 help:  ## show this list
 	@echo "make GOAL [PYTHON=python3.12]"
@@ -73,8 +73,17 @@ bench: $(VENV)/.installed  ## time and memory, beside the plain forward pass and
 docs: $(VENV)/.installed  ## build the documentation, strictly, into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
+# The reproductions are drawn from their stored numbers. The last two take pictures of pages and
+# need a Chromium.
+pictures: $(VENV)/.installed  ## draw every picture of the docs and the reproductions again
+	$(VENV)/bin/python docs/make_reproductions.py
+	$(VENV)/bin/python docs/make_figures.py
+	$(VENV)/bin/python docs/make_gallery.py
+	$(VENV)/bin/python docs/make_screenshots.py
+	$(VENV)/bin/python docs/make_serve_pictures.py
+
 clean:  ## remove what these goals made
-	rm -rf $(VENV) $(VENV_LOWEST) site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_LOWEST) .cache site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f normscope-demo.png normscope-demo-attribution.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,6 +1,6 @@
-"""The figures of `normscope bench --json FILE` as a picture: time against length, log-log.
+"""Draw the numbers of `normscope bench --json FILE`: time against length, log-log.
 
-python benchmarks/plot.py cpu.json gpu.json -o speed.png     # one panel a file
+python benchmarks/plot.py cpu.json gpu.json -o speed.png     # a panel for each file
 """
 
 from __future__ import annotations
@@ -8,56 +8,88 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
+from normscope.show.plots.style import (
+    MARKERS,
+    PAGE,
+    colour,
+    headline,
+    ink,
+    panels,
+    set_title,
+    styled,
+    tidy,
+)
 
-# Okabe and Ito's colours, told apart with any colour vision, but for their yellow, which is too
-# pale for a line; markers for print without colour.
-STYLES = {
-    "forward": ("#000000", "o"),
-    "eager": ("#E69F00", "s"),
-    "2020": ("#0072B2", "^"),
-    "2021": ("#56B4E9", "v"),
-    "2024": ("#009E73", "D"),
-    "reduce": ("#7F7F7F", "*"),
-    "dense float64": ("#D55E00", "X"),
-    "dense float32": ("#CC79A7", "P"),
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Works and their names; a line for each, in the order of the palette.
+WORKS = {
+    "2020": "weights and norms (2020)",
+    "dense float64": "norms, dense, float64",
+    "2024": "whole layer (2024)",
+    "dense float32": "norms, dense, float32",
+    "eager": "eager attention",
+    "2021": "attention block (2021)",
+    "forward": "forward pass",
+    "reduce": "summaries only",
 }
+NAMES = {"bert-base": "BERT-base"}
 
 
-def panel(axes: Any, told: dict[str, Any]) -> None:
-    """One file: a line for each work; what was left out at a length has no point there."""
-    for work, (colour, marker) in STYLES.items():
-        rows = [r for r in told["rows"] if r["work"] == work and r["ms"] is not None]
+def panel(ax: Axes, numbers: dict[str, Any]) -> None:
+    """Draw one file, a line for each work; a length that was left out has no point."""
+    for number, (work, label) in enumerate(WORKS.items()):
+        rows = [row for row in numbers["rows"] if row["work"] == work and row["ms"] is not None]
         points = sorted((row["tokens"], row["ms"]) for row in rows)
         if points:
-            label = f"normscope {work}" if work.isdigit() or work == "reduce" else work
-            axes.loglog(*zip(*points, strict=True), color=colour, marker=marker, label=label)
-    lengths = sorted({row["tokens"] for row in told["rows"]})
-    axes.set_xticks(lengths, [str(length) for length in lengths], minor=False)
-    axes.set_xticks([], minor=True)
-    machine, model = told["machine"], told["model"]
-    where = machine.get("gpu", f"{machine['cpu']}, {machine['threads']} threads")
-    axes.set_title(f"{model['name']}, {model['dtype']}\n{where}", fontsize=9)
-    axes.set_xlabel("tokens")
-    axes.set_ylabel("milliseconds")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=7, loc="upper left", framealpha=0.6)
-    bottom, top = axes.get_ylim()
-    axes.set_ylim(bottom, top * 30)  # room for the names
+            hue = ink("muted") if work == "reduce" else colour(number)
+            marker = MARKERS[number % len(MARKERS)]
+            dashes = ":" if work == "reduce" else "-"
+            look: Any = {"color": hue, "marker": marker, "ls": dashes}
+            ax.loglog(*zip(*points, strict=True), **look, label=label)
+    lengths = sorted({row["tokens"] for row in numbers["rows"]})
+    ax.set_xticks(lengths, [f"{length:,}" for length in lengths], minor=False)
+    ax.set_xticks([], minor=True)
+    ax.yaxis.set_major_formatter("{x:,g}")
+    machine, model = numbers["machine"], numbers["model"]
+    where = machine.get("gpu", f"CPU, {machine['threads']} threads")
+    set_title(ax, f"{NAMES.get(model['name'], model['name'])}, {model['dtype']}, {where}")
+    ax.set_xlabel("tokens")
+    tidy(ax)
+    ax.tick_params(which="minor", length=0)
+
+
+@styled
+def draw(files: list[Path]) -> Figure:
+    """Return a figure with a panel for each file and one legend."""
+    axes = panels(None, len(files), (max(PAGE / len(files), 3.0), 4.0))
+    for ax, file in zip(axes, files, strict=True):
+        panel(ax, json.loads(file.read_text(encoding="utf-8")))
+    axes[0].set_ylabel("milliseconds")
+    handles = {
+        label: handle
+        for ax in axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    order = [label for label in WORKS.values() if label in handles]
+    whole: Figure = axes[0].figure
+    labels = [handles[label] for label in order]
+    whole.legend(labels, order, loc="outside lower center", ncols=4)
+    headline(whole, "Time for one text by its length")
+    return whole
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    """Write the picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT.png")
     options = parser.parse_args()
-    figure = Figure(figsize=(4.5 * len(options.files), 4), layout="constrained")
-    axes = figure.subplots(1, len(options.files), squeeze=False)[0]
-    for one, file in zip(axes, options.files, strict=True):
-        panel(one, json.loads(file.read_text(encoding="utf-8")))
-    figure.savefig(options.output, dpi=150)
+    draw(options.files).savefig(options.output, metadata={"Software": None})
 
 
 if __name__ == "__main__":

@@ -11,13 +11,35 @@ import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from experiments.nmt.export import write_whole
 from experiments.nmt.published import PAPER, RELEASED
+from normscope.reproduce.report import picture
+from normscope.show.plots.style import (
+    PAGE,
+    colour,
+    colour_bar,
+    headline,
+    ink,
+    panels,
+    sequential,
+    set_title,
+    styled,
+    tidy,
+    write_values,
+)
 
-READINGS = ("awi", "awo")
-MAPS = ("weights", "norms")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Which row of the map belongs to a target word, and the numbers of the colours of the maps.
+READINGS = {"awi": "row of the step that reads a word (AWI)",
+            "awo": "row of the step that writes a word (AWO)"}  # fmt: skip
+MAPS = {"weights": 1, "norms": 0}
+LANGUAGES = {"de": "German", "en": "English"}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -204,97 +226,115 @@ def all_tables(results: dict[str, Any]) -> dict[str, tuple[str, list[str], list[
     return made
 
 
-def ink(colour: Sequence[float]) -> str:
-    """Black or white: what has more contrast on a colour (red, green, blue from 0 to 1)."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "black" if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else "white"
+def described(numbers: dict[str, Any]) -> str:
+    """Say which model this is: "German to English, recipe “small”, seed 2"."""
+    facts = numbers["training"]
+    source, target = (LANGUAGES.get(code, code) for code in facts["languages"])
+    return f"{source} to {target}, recipe “{facts['recipe']}”, seed {facts['seed']}"
 
 
-def figures(results: dict[str, Any], folder: Path) -> list[Path]:
-    """AER by layer, AER and norm by head, and the loss of each model."""
-    import matplotlib
+def _layers_figure(numbers: dict[str, Any]) -> Figure:
+    """AER of each decoder layer, a panel for each reading, published values dotted."""
+    axes = panels(None, len(READINGS), (PAGE / len(READINGS), 3.0), sharey=True)
+    same = numbers["training"]["languages"] == ["de", "en"]
+    other = "" if same else " for German to English"
+    for ax, (reading, title) in zip(axes, READINGS.items(), strict=True):
+        for map_name, hue in MAPS.items():
+            mine = numbers[map_name][reading]["by_layer"]
+            theirs = RELEASED[reading][map_name]
+            if numbers["training"]["recipe"] == "paper":  # whose curve has one reading
+                theirs = PAPER["aer_by_layer"][map_name] if reading == "awi" else []
+            ax.plot(_numbers(mine), mine, "o-", color=colour(hue), label=map_name)
+            hollow: Any = {"color": colour(hue), "markerfacecolor": ink("panel"), "lw": 1.2}
+            label = f"{map_name}, published{other}"
+            ax.plot(_numbers(theirs), theirs, "s:", **hollow, label=label)
+        set_title(ax, title, PAGE / len(READINGS))
+        ax.set_xlabel("decoder layer")
+        ax.set_xticks(_numbers(RELEASED[reading]["norms"]))
+        ax.set_ylim(0, 100)
+        tidy(ax)
+    axes[0].set_ylabel("alignment error rate, %")
+    whole = axes[0].figure
+    whole.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4 if same else 2
+    )
+    headline(whole, f"Alignment error by decoder layer: {described(numbers)}")
+    return whole
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
-    written = []
+def _numbers(values: Sequence[Any]) -> range:
+    return range(1, len(values) + 1)
 
-    def keep(figure: Any, name: str) -> None:
-        path = folder / f"{name}.png"
-        figure.savefig(path, dpi=120, metadata={"Software": None})
-        plt.close(figure)
-        written.append(path)
 
-    colours = {"weights": "tab:orange", "norms": "tab:blue"}
+def _heads_figure(numbers: dict[str, Any]) -> Figure:
+    """AER and mean norm of each head; the scale of AER is the same for all models."""
+    rows = [row for row in numbers["tables"]["norms"] if row["reading"] == "awi" and row["head"]]
+    layers, heads = max(r["layer"] for r in rows), max(r["head"] for r in rows)
+    axes = panels(None, 2, (PAGE / 2, 1.2 + 0.28 * layers))
+    kinds = (("aer", "alignment error rate, %", 1, 100.0), ("norm", "mean norm ‖αf(x)‖", 2, None))
+    for ax, (key, label, decimals, top) in zip(axes, kinds, strict=True):
+        grid = np.full((layers, heads), np.nan)
+        for row in rows:
+            grid[row["layer"] - 1, row["head"] - 1] = row[key]
+        style: Any = {"vmin": 0, "vmax": top, "cmap": sequential(reverse=key == "aer")}
+        image = ax.imshow(grid, aspect="auto", interpolation="nearest", **style)
+        write_values(image, decimals)
+        ax.set_xticks(range(heads), [str(head + 1) for head in range(heads)])
+        ax.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
+        ax.set_xlabel("head")
+        ax.set_ylabel("decoder layer")
+        ax.tick_params(length=0)
+        ax.spines[:].set_visible(False)
+        colour_bar(image, ax, label)
+    set_title(axes[0], "error of the alignment by norms")
+    set_title(axes[1], "length of what the head adds")
+    whole: Figure = axes[0].figure
+    headline(whole, f"Which heads align words: {described(numbers)}")
+    return whole
+
+
+def _training_figure(numbers: dict[str, Any]) -> Figure:
+    """Loss and the AER of the best layer, by the number of updates."""
+    facts = numbers["training"]
+    seen = [e for e in facts["evaluations"] if e["kind"] in ("start", "now", "final")]
+    loss, rate = axes = panels(None, 2, (PAGE / 2, 2.7))
+    steps = [entry["step"] for entry in seen]
+    loss.plot(*zip(*((c[0], c[2]) for c in facts["curve"]), strict=True), color=colour(5))
+    loss.plot(steps, [e["valid_loss"] for e in seen], "D--", color=colour(2))
+    for line, label in zip(loss.lines, ("training", "validation"), strict=True):
+        line.set_label(label)
+    for map_name, hue in MAPS.items():
+        some = [entry for entry in seen if f"{map_name}_awi" in entry]
+        best = [min(entry[f"{map_name}_awi"]) for entry in some]
+        rate.plot([e["step"] for e in some], best, "o-", color=colour(hue), label=map_name)
+    loss.set_ylim(bottom=0)
+    rate.set_ylim(0, 100)
+    loss.set_ylabel("loss, nats per token")
+    rate.set_ylabel("alignment error rate, %")
+    set_title(loss, "loss")
+    set_title(rate, "best layer, read one step later (AWI)")
+    for ax in axes:
+        ax.set_xlabel("updates")
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        tidy(ax)
+        ax.legend()
+    whole: Figure = loss.figure
+    headline(whole, f"Training: {described(numbers)}")
+    return whole
+
+
+FIGURES = {"layers": _layers_figure, "heads": _heads_figure, "training": _training_figure}
+
+
+def figures(results: dict[str, Any], folder: Path) -> dict[Path, str]:
+    """Write the figures of each model; return their paths, and in words what they show."""
+    written = {}
     for name, numbers in results["models"].items():
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True, layout="constrained")
-        for axis, reading in zip(axes, READINGS, strict=True):
-            for map_name, colour in colours.items():
-                mine = numbers[map_name][reading]["by_layer"]
-                axis.plot(range(1, len(mine) + 1), mine, "o-", color=colour, label=map_name)
-                theirs = RELEASED[reading][map_name]
-                if numbers["training"]["recipe"] == "paper":  # whose curve has one reading
-                    theirs = PAPER["aer_by_layer"][map_name] if reading == "awi" else []
-                label = f"{map_name}, published"
-                axis.plot(
-                    range(1, len(theirs) + 1), theirs, "s:", color=colour, alpha=0.5, label=label
-                )
-            axis.set(title=f"{name}, {reading.upper()}", xlabel="decoder layer", ylabel="AER, %")
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
-        keep(figure, f"layers-{name}")
-
-        rows = [
-            row for row in numbers["tables"]["norms"] if row["reading"] == "awi" and row["head"]
-        ]
-        layers, heads = max(r["layer"] for r in rows), max(r["head"] for r in rows)
-        figure, axes = plt.subplots(1, 2, figsize=(7, 3.6), layout="constrained")
-        for axis, (key, title) in zip(
-            axes, (("aer", "AER, %, AWI"), ("norm", "mean norm")), strict=True
-        ):
-            grid = [[0.0] * heads for _ in range(layers)]
-            for row in rows:
-                grid[row["layer"] - 1][row["head"] - 1] = row[key]
-            image = axis.imshow(
-                grid, aspect="auto", cmap="viridis_r" if key == "aer" else "viridis"
-            )
-            for n, line in enumerate(grid):
-                for h, value in enumerate(line):
-                    text = f"{value:.1f}" if key == "aer" else f"{value:.2f}"
-                    colour = ink(image.cmap(image.norm(value)))
-                    axis.text(h, n, text, ha="center", va="center", color=colour, fontsize=8)
-            axis.set_xticks(range(heads), [str(h + 1) for h in range(heads)])
-            axis.set_yticks(range(layers), [str(n + 1) for n in range(layers)])
-            axis.set(title=title, xlabel="head", ylabel="layer")
-        figure.suptitle(name)
-        keep(figure, f"heads-{name}")
-
-        facts = numbers["training"]
-        figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-        axes[0].plot(
-            [c[0] for c in facts["curve"]], [c[2] for c in facts["curve"]], label="training"
-        )
-        seen = [
-            entry for entry in facts["evaluations"] if entry["kind"] in ("start", "now", "final")
-        ]
-        axes[0].plot(
-            [e["step"] for e in seen], [e["valid_loss"] for e in seen], "o-", label="validation"
-        )
-        axes[0].set(xlabel="updates", ylabel="loss, nats a token", title=f"{name}, loss")
-        axes[0].legend()
-        for key, colour in (("weights_awi", "tab:orange"), ("norms_awi", "tab:blue")):
-            some = [e for e in seen if key in e]
-            axes[1].plot(
-                [e["step"] for e in some],
-                [min(e[key]) for e in some],
-                "o-",
-                color=colour,
-                label=key.removesuffix("_awi"),
-            )
-        axes[1].set(xlabel="updates", ylabel="AER of the best layer, %", title=f"{name}, AER, AWI")
-        axes[1].legend()
-        keep(figure, f"training-{name}")
+        for kind, draw in FIGURES.items():
+            figure = styled(draw)(numbers)
+            path = folder / f"{kind}-{name}.png"
+            path.write_bytes(picture(figure))
+            written[path] = figure.get_suptitle().replace("\n", " ")
     return written
 
 
@@ -305,8 +345,8 @@ def write(folder: Path) -> None:
     for name, (title, head, rows) in all_tables(results).items():
         write_whole(folder / f"{name}.csv", as_csv(head, rows))
         text.append(f"## {title}\n\n{table(head, rows)}")
-    for path in figures(results, folder):
-        text.append(f"![{path.stem}]({path.name})\n")
+    for path, words in figures(results, folder).items():
+        text.append(f"![{words}]({path.name})\n")
     write_whole(folder / "tables.md", ("# Measured and published\n\n" + "\n".join(text)).encode())
     print("\n".join(text))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from normscope import Contributions, LabelledArray
 from normscope.text.tokens import Tokens
@@ -82,3 +83,31 @@ def saved(axes: Any, kind: str = "png") -> bytes:
     file = io.BytesIO()
     figure_of(axes).savefig(file, format=kind)
     return file.getvalue()
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    """List the words around the panels of a figure: headline, titles, labels of axes."""
+    found = list(figure.texts)
+    for label in (figure.get_supxlabel(), figure.get_supylabel()):
+        found += [text for text in figure.findobj(Text) if label and text.get_text() == label]
+    for ax in figure.axes:
+        found += [ax.title, ax.xaxis.label, ax.yaxis.label]
+    return [text for text in dict.fromkeys(found) if text.get_text() and text.get_visible()]
+
+
+def assert_fit_for_print(figure: Figure) -> None:
+    """Check that a figure has a headline, names for what it shows, and no words on others."""
+    figure.draw_without_rendering()
+    assert figure.get_suptitle()
+    assert figure.get_figwidth() <= 9
+    shown = [text.get_text() for text in figure.findobj(Text)]
+    assert not {"comma_period", "others", "normal"} & set(shown)
+    boxes = [(text.get_text(), text.get_window_extent()) for text in texts_of(figure)]
+    for (one, first), (other, second) in combinations(boxes, 2):
+        apart = first.x1 <= second.x0 or second.x1 <= first.x0
+        assert apart or first.y1 <= second.y0 or second.y1 <= first.y0, (one, other)
+    for text, box in boxes:
+        assert -1 <= box.x0 < box.x1 <= figure.bbox.width + 1, text
+        assert -1 <= box.y0 < box.y1 <= figure.bbox.height + 1, text
+    bars = [image.colorbar for ax in figure.axes for image in ax.get_images()]
+    assert not bars or any(bar and bar.ax.get_ylabel() for bar in bars)

@@ -19,7 +19,7 @@ def test_published_next_to_measured(reports: Reports) -> None:
     report, _ = reports[NAME]
     rows = {row["category"]: row for row in rows_of(report, "Table 2")}
     assert rows["[SEP]"]["ρ published"] == -0.69
-    assert rows["others"]["pairs published"] == 1944928224
+    assert rows["other tokens"]["pairs published"] == 1944928224
     assert -1 <= rows["[SEP]"]["ρ measured"] <= 1
     table1 = {(row[""], row["number"]): row for row in rows_of(report, "Table 1")}
     assert table1["largest CV", "of"]["published"] == "layer 2, head 4"
@@ -34,7 +34,9 @@ def test_findings_follow_from_the_tables(reports: Reports) -> None:
     rho = {row["category"]: row["ρ measured"] for row in rows_of(report, "Table 2")}
     assert agrees["ρ of α and ‖f(x)‖ is strongly negative for [SEP]"] == (rho["[SEP]"] <= -0.5)
     assert agrees["ρ of α and ‖f(x)‖ is negative for [CLS]"] == (rho["[CLS]"] <= -0.2)
-    assert agrees["ρ of α and ‖f(x)‖ is near zero for others"] == (abs(rho["others"]) < 0.2)
+    assert agrees["ρ of α and ‖f(x)‖ is near zero for other tokens"] == (
+        abs(rho["other tokens"]) < 0.2
+    )
     assert agrees["ρ of α and ‖f(x)‖ is lowest for [SEP]"] == (rho["[SEP]"] == min(rho.values()))
 
 

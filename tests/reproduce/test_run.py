@@ -17,6 +17,7 @@ from normscope.corpus import work
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.reproduce import EXPERIMENTS, reproduce
 from tests.helpers.corpora import contents
+from tests.helpers.figures import assert_fit_for_print
 from tests.helpers.reproductions import Inputs, Reports
 
 RUNNER = CliRunner()
@@ -51,6 +52,7 @@ def test_all_exhibits_are_written(name: str, reports: Reports) -> None:
             picture = (folder / "figures" / f"{exhibit.file}.png").read_bytes()
             assert picture.startswith(b"\x89PNG")
             assert f"(figures/{exhibit.file}.png)" in text
+            assert_fit_for_print(exhibit.draw())
         if exhibit.table is not None:
             file = folder / f"tables/{exhibit.file}.csv"
             rows = list(csv.reader(io.StringIO(file.read_text())))

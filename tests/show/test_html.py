@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from jinja2 import UndefinedError
 
 from normscope.show import html
 from normscope.show.html import Markup
+from normscope.show.palette import INKS, css_variables
 
 HOSTILE = """</script><b onclick="x()">&'"""
 
@@ -113,3 +115,14 @@ def test_a_figure_holds_its_bytes() -> None:
     )
     assert "figcaption" not in html.figure(b"", "alt")
     assert html.render("{{ figure(png, 'alt') }}", png=b"") == html.figure(b"", "alt")
+
+
+@pytest.mark.parametrize("theme", INKS)
+def test_reports_have_the_colours_of_the_palette(theme: str) -> None:
+    style = html.report_style()
+    assert f":root {{ {css_variables(theme)} }}" in style
+    used = set(re.findall(r"var\(--(\w+)\)", style))
+    assert used
+    assert used <= INKS[theme].keys()
+    own = (files("normscope.show") / "report.css").read_text(encoding="utf-8")
+    assert not re.search(r"#[0-9a-f]{3}", own)

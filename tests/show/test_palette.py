@@ -13,6 +13,8 @@ from normscope.show.palette import (
     INKS,
     SEQUENTIAL,
     css_variables,
+    diverging_levels,
+    text_on,
 )
 
 SURFACES = ("ground", "panel", "soft", "warning")
@@ -63,3 +65,24 @@ def test_categories_are_visible_on_their_ground() -> None:
 
 def test_css_variables() -> None:
     assert css_variables("dark").startswith("--ground: #11141b; --panel:")
+
+
+def test_levels_go_from_pale_to_the_ends_of_the_diverging_ramp() -> None:
+    ramp = DIVERGING["light"]
+    for levels, end in zip(diverging_levels(6), (ramp[0], ramp[-1]), strict=True):
+        assert len(set(levels)) == 6
+        assert levels[-1] == end
+        lightness = [luminance(colour) for colour in levels]
+        assert lightness == sorted(lightness, reverse=True)
+    assert diverging_levels(3) == (ramp[2::-1], ramp[4:])
+
+
+def test_text_on_a_colour_is_legible() -> None:
+    """WCAG asks for a contrast of 4.5: black or white, one of them has it on any colour."""
+    greys = [text_on(f"#{grey:02x}{grey:02x}{grey:02x}") for grey in (0, 102, 128, 255)]
+    assert greys == ["white", "white", "black", "black"]
+    assert text_on("#ff0000") == "black"  # 5.25 against 4.0
+    assert text_on("#0000ff") == "white"
+    for colour in (*SEQUENTIAL["light"], *DIVERGING["dark"], *CATEGORIES):
+        text = {"black": "#000000", "white": "#ffffff"}[text_on(colour)]
+        assert contrast(colour, text) >= 4.5

@@ -57,8 +57,8 @@ def test_differences_have_no_bias_but_a_baseline() -> None:
 
 def test_colours_by_sign_and_a_legend_on_a_terminal_alone() -> None:
     shown = printed(by_hand(), colours="truecolor")
-    assert "\x1b[37;48;2;27;79;174mkeys\x1b[0m" in shown  # the largest: the darkest blue
-    assert "\x1b[30;48;2;216;230;251mthe\x1b[0m" in shown  # an eighth of it: the palest
+    assert "\x1b[37;48;2;11;37;95mkeys\x1b[0m" in shown  # the largest: the darkest blue
+    assert "\x1b[30;48;2;198;220;248mthe\x1b[0m" in shown  # an eighth of it: the palest
     assert " against " in shown
     assert "[+5.00]" not in shown
     against = printed(by_hand(value=-5.11, scores=[0, -5, 0, 0.61, -0.4, 0.1]), colours="truecolor")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, SCOPES
-from normscope.show.wording import describe
+from normscope.measures.statistics.vocabulary import COMMA_PERIOD, RESERVED
+from normscope.show.wording import category_name, describe
 
 
 @pytest.mark.parametrize("per_head", [False, True])
@@ -37,3 +38,11 @@ def test_an_unknown_map_is_called_by_its_name() -> None:
     scope = describe("mine", per_head=True)
     assert (scope.short, scope.title, scope.formula, scope.meaning) == ("mine", "mine", "mine", "")
     assert scope.unit == "norm"
+
+
+def test_categories_of_tokens_have_words() -> None:
+    assert category_name(COMMA_PERIOD) == "comma and period"
+    for name in RESERVED:
+        assert category_name(name).endswith(" tokens")
+    assert category_name("[CLS]") == "[CLS]"
+    assert category_name("my_own") == "my_own"

@@ -10,18 +10,19 @@ import numpy as np
 from normscope.measures.statistics import Statistic, StatisticSettings, Table, choose
 from normscope.reproduce.exhibits import (
     Finding,
-    figure_of,
     format_value,
     published,
     rows_with,
     table_of,
+    titled,
 )
 from normscope.reproduce.frequency import frequency_figure, frequency_table
 from normscope.reproduce.measure import CLARK, CorpusExperiment
 from normscope.reproduce.measurements import ExhibitPlan, Measurements
 from normscope.reproduce.statistics import FrequencyPoints
 from normscope.show import plots
-from normscope.show.plots.style import panels
+from normscope.show.plots.style import PAGE, panels, set_title, styled
+from normscope.show.wording import category_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +33,11 @@ PAPER = (
 )
 PUBLISHED = published()["emnlp2020"]
 MEASURES = ("alpha", "transformed_norm", "weighted_norm")
+QUANTITIES = {
+    "alpha": "weight",
+    "transformed_norm": "length of the vector",
+    "weighted_norm": "norm: their product",
+}
 RANKED = ("alpha", "transformed_norm")  # compared with frequency ranks
 NEAR_ZERO, STRONG = 0.2, 0.5  # |ρ| below and above which a correlation is called so
 
@@ -45,7 +51,7 @@ def _statistics(settings: StatisticSettings) -> list[Statistic]:
 
 def _categories(measurements: Measurements) -> dict[str, str]:
     """Return the paper's categories that the text has, with this tokenizer's names for them."""
-    present = set(measurements["categories"].lists()["category"])
+    present = set(measurements["categories_layers"].lists()["category"])
     names = {name: measurements.category(name) for name in PUBLISHED["table2"]}
     return {name: own for name, own in names.items() if own in present}
 
@@ -89,7 +95,7 @@ def _correlations(measurements: Measurements) -> Table:
         own = measured.get(categories.get(name, ""), {})
         rows.append(
             {
-                "category": name,
+                "category": category_name(name),
                 "ρ published": numbers["rho"],
                 "ρ measured": own.get("spearman"),
                 "bound": f"{own['bound']:.4f}" if "bound" in own else None,
@@ -105,7 +111,7 @@ def _shares(measurements: Measurements) -> Table:
     sums = {name: sum(row[name] for row in rows) for name in ("alpha", "weighted_norm")}
     return table_of(
         {
-            "category": row["category"],
+            "category": category_name(row["category"]),
             "α": row["alpha"],
             "‖αf(x)‖": row["weighted_norm"],
             "‖f(x)‖": row["transformed_norm"],
@@ -147,25 +153,41 @@ def _spectra(measurements: Measurements) -> Table:
 # ---------------------------------------------------------------------------------------- figures
 
 
+@styled
 def _draw_separator(measurements: Measurements) -> Figure:
     separator = _categories(measurements).get("[SEP]", "others")
-    axes = panels(None, len(MEASURES), (4.4, 2.6))
+    layers, heads = (
+        len(set(measurements["categories_heads"].lists()[name])) for name in ("layer", "head")
+    )
+    height = 1.15 + layers * 1.5 / heads
+    axes = panels(None, len(MEASURES), (PAGE / len(MEASURES), height), layout="compressed")
     for ax, measure in zip(axes, MEASURES, strict=True):
         plots.heads(measurements["categories_heads"], measure, [separator], ax)
-    return figure_of(axes)
+        set_title(ax, QUANTITIES[measure])
+    name = category_name(separator)
+    return titled(axes, f"{name} in each head: its weight, the length of its vector, and the norm")
 
 
 def _draw_scatter(measurements: Measurements) -> Figure:
     rho = measurements["alpha_vs_norm_spearman"]
-    return figure_of(plots.alpha_and_norm(measurements["alpha_vs_norm_scatter"], correlations=rho))
+    axes = plots.alpha_and_norm(measurements["alpha_vs_norm_scatter"], correlations=rho)
+    return titled(axes, "Weight of a token and length of its vector f(x), by category of token")
 
 
+@styled
 def _draw_spectra(measurements: Measurements) -> Figure:
-    ax = plots.singular_values(measurements.singular_values)
-    if (legend := ax.get_legend()) is not None:
-        for number, text in enumerate(legend.get_texts(), 1):
-            text.set_text(f"layer {number}")  # the plot counts from 0
-    return figure_of(ax)
+    values = measurements.singular_values
+    columns = 3 if len(values) < 8 else 4
+    axes = panels(None, len(values), (PAGE / columns, 1.7), columns, sharex=True, sharey=True)
+    for layer, (ax, spectra) in enumerate(zip(axes, values, strict=True), 1):
+        plots.singular_values(spectra, ax)
+        set_title(ax, f"layer {layer}")
+        ax.label_outer()
+        ax.set_xlabel("")
+        ax.set_ylim(0, 1.05 * values.max())
+    figure = titled(axes, "Singular values of f in each layer: a line for each head")
+    figure.supxlabel("number of the singular value, from the largest", fontsize=9)
+    return figure
 
 
 _SPREAD = (
@@ -189,6 +211,7 @@ EXHIBITS = (
         "ρ comes from a sketch of the joint distribution, and the exact ρ differs from it by at "
         "most the bound",
         _correlations,
+        data="alpha_vs_norm_spearman",
     ),
     ExhibitPlan(
         "Table 4",
@@ -206,7 +229,10 @@ EXHIBITS = (
         "paper shows curves without numbers. The table shows the means over layers, and their "
         "shares of the sum",
         _shares,
-        lambda m: figure_of(plots.categories(m["categories_layers"], ("alpha", "weighted_norm"))),
+        lambda m: titled(
+            plots.categories(m["categories_layers"], ("alpha", "weighted_norm")),
+            "What a category of tokens gets of the weight and of the norm, by layer",
+        ),
         "categories_layers",
     ),
     ExhibitPlan(
@@ -247,7 +273,10 @@ EXHIBITS = (
         "Figures 10–12",
         "All categories in each head",
         "As Figure 4; α, ‖f(x)‖ and ‖αf(x)‖ have one row of maps and one colour scale each",
-        draw=lambda m: figure_of(plots.heads(m["categories_heads"], MEASURES)),
+        draw=lambda m: titled(
+            plots.heads(m["categories_heads"], MEASURES),
+            "Weight, length of f(x) and norm in each head, by category of token",
+        ),
         data="categories_heads",
     ),
 )
@@ -291,7 +320,10 @@ def _correlation_findings(measurements: Measurements) -> Iterator[Finding]:
         else:
             kind, agrees = "negative", rho <= -NEAR_ZERO
         yield Finding(
-            f"ρ of α and ‖f(x)‖ is {kind} for {name}", f"{expected}", f"{rho:.3f}", bool(agrees)
+            f"ρ of α and ‖f(x)‖ is {kind} for {category_name(name)}",
+            f"{expected}",
+            f"{rho:.3f}",
+            bool(agrees),
         )
     if "[SEP]" in measured:
         lowest = min(measured, key=lambda name: measured[name])
@@ -303,9 +335,10 @@ def _share_findings(measurements: Measurements) -> Iterator[Finding]:
     for name, own in _categories(measurements).items():
         if name == "others":
             continue
-        weight, norm = (shares[own][f"share of {quantity}, %"] for quantity in ("α", "‖αf(x)‖"))
+        row = shares[category_name(own)]
+        weight, norm = (row[f"share of {quantity}, %"] for quantity in ("α", "‖αf(x)‖"))
         yield Finding(
-            f"{name} has a smaller share of the norm than of the weight",
+            f"{category_name(name)} has a smaller share of the norm than of the weight",
             "smaller",
             f"{norm:.1f}% of ‖αf(x)‖, {weight:.1f}% of α",
             bool(norm < weight),

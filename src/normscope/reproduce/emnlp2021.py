@@ -13,12 +13,13 @@ from normscope.measures.properties import OUTPUT_BIAS, expansion_rate
 from normscope.measures.statistics import Statistic, StatisticSettings, Table, choose
 from normscope.reproduce.exhibits import (
     ANALYSES,
+    ANALYSIS_LABELS,
     Finding,
-    figure_of,
     format_value,
     published,
     rows_with,
     table_of,
+    titled,
 )
 from normscope.reproduce.frequency import frequency_figure, frequency_table
 from normscope.reproduce.measure import CLARK, CorpusExperiment
@@ -146,10 +147,8 @@ def _draw_maps(measurements: Measurements) -> Figure:
     layer = measurements.model.config.num_hidden_layers // 2
     axes = plots.scopes(result, layer - 1, names)
     for ax, name in zip(axes, names, strict=True):
-        ax.set_title(ANALYSES[name], fontsize=10)
-    figure = figure_of(axes)
-    figure.suptitle(f"layer {layer}", fontsize=11)
-    return figure
+        ax.title.set_text(ANALYSIS_LABELS[name])
+    return titled(axes, f"Five maps of one sentence in layer {layer}, as shares of each row")
 
 
 def _masking(measurements: Measurements) -> str:
@@ -188,7 +187,10 @@ EXHIBITS = (
         "Mixing ratio by layer and category, in percent",
         _layers_convention,
         _mixing_by_layer,
-        lambda m: figure_of(mixing_by_category(m["mixing_layers"], ANALYSES)),
+        lambda m: titled(
+            mixing_by_category(m["mixing_layers"], ANALYSIS_LABELS),
+            "How much comes from other tokens (mixing ratio), by layer and category of token",
+        ),
         "mixing_layers",
     ),
     ExhibitPlan(
@@ -225,7 +227,10 @@ EXHIBITS = (
         "(mixed) of attention alone, with the residual, and after the norm; text without masks; "
         "the norm scale is mean |γ| / σ_i. The paper gives no numbers",
         _preserved,
-        lambda m: figure_of(plots.preserved_and_mixed(m["preserve_mix"])),
+        lambda m: titled(
+            plots.preserved_and_mixed(m["preserve_mix"]),
+            "What a token keeps of itself and what other tokens mix in, by layer",
+        ),
         "preserve_mix",
     ),
 )

@@ -26,6 +26,14 @@ ANALYSES = {
     "attn_res_n": "AttnRes-N",
     "attn_res_ln_n": "AttnResLn-N",
 }
+# The same with words, for figures.
+ANALYSIS_LABELS = {
+    "attn_w": "Attn-W: weights",
+    "attn_n": "Attn-N: norms",
+    "attn_res_w": "AttnRes-W: weights, residual",
+    "attn_res_n": "AttnRes-N: norms, residual",
+    "attn_res_ln_n": "AttnResLn-N: whole block",
+}
 _FROM_ZERO = "; layers and heads count from 0"  # in the notes of tables
 
 
@@ -104,6 +112,15 @@ def table_of(rows: Iterable[Mapping[str, Any]]) -> Table:
 def figure_of(axes: Any) -> Figure:
     """Return the figure that Axes, or the first of several, belong to."""
     figure: Figure = np.atleast_1d(np.asarray(axes, dtype=object)).ravel()[0].figure
+    return figure
+
+
+def titled(axes: Any, title: str) -> Figure:
+    """Return the figure that Axes belong to, with words above it that say what it shows."""
+    from normscope.show.plots.style import headline
+
+    figure = figure_of(axes)
+    headline(figure, title)
     return figure
 
 

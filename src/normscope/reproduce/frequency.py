@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normscope.measures.statistics import Table
-from normscope.reproduce.exhibits import ANALYSES, figure_of, table_of
+from normscope.reproduce.exhibits import ANALYSES, table_of, titled
 from normscope.reproduce.measurements import Measurements
 from normscope.show import plots
 
@@ -50,5 +50,6 @@ def frequency_figure(measurements: Measurements, names: Sequence[str]) -> Figure
     axes = plots.frequency(table, present)
     for ax, name in zip(np.ravel(axes), present, strict=True):
         if name in ANALYSES:
-            ax.set_ylabel(f"mixing ratio, {ANALYSES[name]}")
-    return figure_of(axes)
+            ax.set_ylabel(f"mixing ratio ({ANALYSES[name]})")
+    what = "mixing ratio" if set(present) & set(ANALYSES) else "weight and length of f(x)"
+    return titled(axes, f"Frequent and rare tokens: {what} by frequency rank")

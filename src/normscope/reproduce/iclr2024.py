@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from normscope.decomposition.scopes import SCOPES
 from normscope.measures.statistics import Statistic, StatisticSettings, Table, choose
-from normscope.reproduce.exhibits import Finding, figure_of, rows_with, table_of
+from normscope.reproduce.exhibits import Finding, rows_with, table_of, titled
 from normscope.reproduce.measure import CorpusExperiment
 from normscope.reproduce.measurements import ExhibitPlan, Measurements
 from normscope.reproduce.statistics import ChangeAcross
@@ -113,17 +113,22 @@ EXHIBITS = (
         f"the CSV file has the 95% interval of a bootstrap over sequences; {_BIAS}. The last "
         "columns compare the first map with later ones and show how much of the change remains",
         _change,
-        lambda m: figure_of(plots.change(m["change"])),
+        lambda m: titled(
+            plots.change(m["change"]), "How much each step through a layer changes the map"
+        ),
         "change",
     ),
     ExhibitPlan(
         "Top amplified pairs",
         "Pairs of tokens whose contribution the feed-forward increases most",
-        "The 1,000 cells (query ← key) of each layer in the sample whose norm grows most from the "
-        f"attention block to after the feed-forward, counted by their tokens; {_BIAS}. The table "
-        f"shows the first {TOP} of each layer",
+        "The 1,000 cells (from key to query) of each layer whose norm grows most in the sample, "
+        "from the attention block to after the feed-forward, counted by their tokens; "
+        f"{_BIAS}. The table shows the first {TOP} of each layer",
         _pairs,
-        lambda m: figure_of(plots.amplified(m["amplification_pairs"], top=TOP)),
+        lambda m: titled(
+            plots.amplified(m["amplification_pairs"], top=TOP),
+            "Pairs of tokens that the feed-forward amplifies most, by layer (from → to)",
+        ),
         "amplification_pairs",
     ),
     ExhibitPlan(

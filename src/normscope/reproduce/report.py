@@ -15,20 +15,23 @@ from typing import TYPE_CHECKING, Any
 from normscope.errors import InputError
 from normscope.foundation.files import whole_file
 from normscope.measures.statistics import Table
-from normscope.reproduce.exhibits import Exhibit, Finding, Report, format_value
+from normscope.reproduce.exhibits import Finding, Report, format_value
 from normscope.results.arrays import printable
 from normscope.show import html
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
-DPI = 110
+DPI = 150
 MARKDOWN, PAGE = "report.md", "report.html"
 
 
 def write(report: Report, folder: Path) -> None:
     """Write all files of a report; files that would not change are left alone."""
-    pictures = {exhibit.file: _png(exhibit) for exhibit in report.exhibits if exhibit.draw}
+    pictures = {
+        exhibit.file: picture(exhibit.draw()) for exhibit in report.exhibits if exhibit.draw
+    }
     for exhibit in report.exhibits:
         if exhibit.table is not None:
             _write_file(folder / "tables" / f"{exhibit.file}.csv", exhibit.table.to_csv())
@@ -55,13 +58,13 @@ def _write_file(path: Path, content: str | bytes) -> None:
         file.write(data)
 
 
-def _png(exhibit: Exhibit) -> bytes:
-    assert exhibit.draw is not None
+def picture(figure: Figure) -> bytes:
+    """Return a figure as a PNG file of 256 colours, which takes a third of the bytes."""
     from PIL import Image  # a dependency of matplotlib
 
     drawn, reduced = io.BytesIO(), io.BytesIO()
-    exhibit.draw().savefig(drawn, format="png", dpi=DPI)
-    with Image.open(drawn) as image:  # 256 colours are enough and take a third of the bytes
+    figure.savefig(drawn, format="png", dpi=DPI)
+    with Image.open(drawn) as image:
         image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
             reduced, format="png", optimize=True
         )
@@ -119,7 +122,8 @@ def _markdown(report: Report) -> Iterator[str]:
         yield from ("", f"## {exhibit.name}: {_escape_markdown(exhibit.title)}", "")
         yield from (f"{_escape_markdown(exhibit.convention)}.", "")
         if exhibit.draw is not None:
-            yield from (f"![{exhibit.name}](figures/{exhibit.file}.png)", "")
+            alt = _escape_markdown(f"{exhibit.name}: {exhibit.title}")
+            yield from (f"![{alt}](figures/{exhibit.file}.png)", "")
         if exhibit.table is not None:
             yield from _markdown_table(exhibit.table)
     yield from ("", "## Sources of the published numbers", "")

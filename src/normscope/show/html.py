@@ -30,6 +30,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from normscope.show.palette import css_variables
+
 __all__ = ["Markup", "cell_text", "document", "figure", "render", "report_style", "table"]
 
 _TABLE = """\
@@ -144,8 +146,10 @@ def figure(png: bytes, alt: str, caption: str = "") -> Markup:
 
 @lru_cache
 def report_style() -> str:
-    """Return the stylesheet of reports."""
-    return (files("normscope.show") / "report.css").read_text(encoding="utf-8")
+    """Return the stylesheet of reports, with the colours of the palette."""
+    light, dark = css_variables("light"), css_variables("dark")
+    colours = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    return colours + (files("normscope.show") / "report.css").read_text(encoding="utf-8")
 
 
 @lru_cache

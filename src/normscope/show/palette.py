@@ -63,3 +63,37 @@ INKS: Final = {
 def css_variables(theme: str) -> str:
     """Return the surfaces and inks of a theme, "light" or "dark", as declarations of CSS."""
     return " ".join(f"--{name}: {colour};" for name, colour in INKS[theme].items())
+
+
+def diverging_levels(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return `count` colours for negative values and for positive ones, from small to large.
+
+    They are those of the light diverging ramp, without white, and colours between them.
+    """
+    ramp = DIVERGING["light"]
+    middle = len(ramp) // 2
+    return _between(ramp[middle::-1], count), _between(ramp[middle:], count)
+
+
+def _between(colours: tuple[str, ...], count: int) -> tuple[str, ...]:
+    """Return `count` colours along a ramp, evenly spaced, without its first colour."""
+    levels = []
+    for level in range(1, count + 1):
+        at, part = divmod(level * (len(colours) - 1), count)
+        pair = colours[at], colours[min(at + 1, len(colours) - 1)]
+        low, high = map(_channels, pair)
+        mixed = [round(a + (b - a) * part / count) for a, b in zip(low, high, strict=True)]
+        levels.append("#" + "".join(f"{channel:02x}" for channel in mixed))
+    return tuple(levels)
+
+
+def _channels(colour: str) -> list[int]:
+    return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]
+
+
+def text_on(colour: str) -> str:
+    """Return "black" or "white": the colour of text with more contrast on a colour (#rrggbb)."""
+    parts = [channel / 255 for channel in _channels(colour)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "black" if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else "white"

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from normscope.results.arrays import printable
 from normscope.results.attribution import Attribution
 from normscope.results.passages import piece_texts
+from normscope.show.palette import diverging_levels, text_on
 from normscope.show.wording import decimals_for, proof, short_signature, signed
 
 if TYPE_CHECKING:
@@ -22,9 +23,9 @@ TOKENS_SHOWN = 1200
 BAR = 12  # cells of a full bar, on either side
 WIDEST = 80  # columns
 NAME = 22  # columns of a token in the table
-# From no share to the largest, as backgrounds; the same hues as on the page.
-POSITIVE = ("#d8e6fb", "#b2cff6", "#8db8f2", "#669be9", "#3f7de0", "#1b4fae")
-NEGATIVE = ("#fbe3c8", "#f7ca96", "#f2b163", "#de8c39", "#c9660f", "#7f3b08")
+# From a small share to the largest, as backgrounds; the same hues as on the page.
+_LEVELS = 6
+NEGATIVE, POSITIVE = diverging_levels(_LEVELS)
 MARKED = 0.25  # without colour, tokens with at least this part of the largest share are marked
 
 
@@ -115,7 +116,7 @@ def _style(part: float) -> str:
     if level == 0:
         return ""
     background = (POSITIVE if part > 0 else NEGATIVE)[level - 1]
-    return f"{'white' if level == len(POSITIVE) else 'black'} on {background}"
+    return f"{text_on(background)} on {background}"
 
 
 def _print_steps(result: Attribution, console: Console, width: int) -> None:
@@ -180,9 +181,9 @@ def _append_bar(line: Text, part: float) -> None:
     cells = round(abs(part) * BAR)
     if part < 0:
         line.append(" " * (BAR - cells))
-        line.append("█" * cells, style=NEGATIVE[4])
+        line.append("█" * cells, style=NEGATIVE[3])
         line.append("│", style="dim")
     else:
         line.append(" " * BAR)
         line.append("│", style="dim")
-        line.append("█" * cells, style=POSITIVE[4])
+        line.append("█" * cells, style=POSITIVE[3])

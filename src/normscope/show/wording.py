@@ -1,4 +1,4 @@
-"""Words and formulas for a map, from the table of scopes; the proof of an attribution in words."""
+"""Words for what is shown: maps, categories of tokens, layers, the proof of an attribution."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import numpy as np
 from normscope.decomposition.scopes import SCOPES, Scope
 from normscope.results.arrays import printable
 from normscope.results.attribution import Attribution
+
+# Words for the categories of tokens that statistics name themselves.
+_CATEGORIES = {
+    "comma_period": "comma and period",
+    "others": "other tokens",
+    "normal": "ordinary tokens",
+    "all": "all tokens",
+}
+
+
+def category_name(name: str) -> str:
+    """Return the words for a category of tokens: "comma and period" for "comma_period"."""
+    return _CATEGORIES.get(name, name)
 
 
 def describe(name: str, *, per_head: bool = False, residual_column: bool = False) -> Scope:

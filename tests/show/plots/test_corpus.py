@@ -92,8 +92,8 @@ def test_the_real_statistics_can_be_drawn() -> None:
     assert len(figures) == 11
     found = tables["mixing_layers"].columns
     panels = {ax.get_title(): ax for ax in figures["mixing_layers"].axes}
-    assert list(panels) == ["normal", "<s>", "</s>", "all"]
-    for category, ratios in panels.items():
+    assert list(panels) == ["ordinary tokens", "<s>", "</s>", "all tokens"]
+    for category, ratios in zip(("normal", "<s>", "</s>", "all"), panels.values(), strict=True):
         assert len(ratios.get_lines()) == 5
         rows_of = (found["category"] == category) & (found["analysis"] == "attn_n")
         assert_array_equal(lines(ratios)["norm ‖αf(x)‖"].get_ydata(), found["mean"][rows_of])

@@ -13,7 +13,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 from normscope import Contributions, InputError
 from normscope.measures.statistics import Table
 from normscope.show import plots
-from normscope.show.plots.style import DASHES, MARKERS, PALETTE
+from normscope.show.palette import CATEGORIES
+from normscope.show.plots.style import DASHES, MARKERS
 from tests.helpers.figures import (
     DRAWN,
     GROUPS,
@@ -21,11 +22,14 @@ from tests.helpers.figures import (
     LAYERS,
     by_layer,
     entries,
+    figure_of,
     lines,
     long,
     result,
     saved,
 )
+
+LABELS = ["[CLS]", "$x_1$", "other tokens"]  # of GROUPS
 
 
 @pytest.mark.parametrize("kind", ["mapping", "pandas", "statistics"])
@@ -36,17 +40,21 @@ def test_categories_draw_a_line_for_each(kind: str) -> None:
     assert len(axes) == 2
     for ax, measure in zip(axes, ("alpha", "weighted_norm"), strict=True):
         drawn = lines(ax)
-        assert list(drawn) == list(GROUPS)
+        assert list(drawn) == LABELS
         bands = ax.collections
         for number, group in enumerate(GROUPS):
             rows = columns["category"] == group
-            assert_array_equal(drawn[group].get_xdata(), range(LAYERS))
-            assert_array_equal(drawn[group].get_ydata(), columns[measure][rows])
+            line = drawn[LABELS[number]]
+            assert_array_equal(line.get_xdata(), range(LAYERS))
+            assert_array_equal(line.get_ydata(), columns[measure][rows])
             heights = bands[number].get_paths()[0].vertices[:, 1]
             assert heights.min() == columns[f"{measure}_low"][rows].min()
             assert heights.max() == columns[f"{measure}_high"][rows].max()
         assert ax.get_ylim()[0] == 0
-    assert entries(axes[-1]) == list(GROUPS)
+    assert entries(axes[-1]) == LABELS
+    assert figure_of(axes).get_suptitle() == (
+        "Weight α and norm ‖αf(x)‖ by layer and category of token"
+    )
     saved(axes)  # $x_1$ is a token; as a formula it would fail or vanish here
     assert not any(text.get_parse_math() for text in axes[-1].get_legend().get_texts())
 
@@ -58,9 +66,9 @@ def test_lines_differ_without_colour_and_in_any_order_of_rows() -> None:
     axes = plots.categories(shuffled, ["alpha"], names=GROUPS)
     styles = {(line.get_marker(), line.get_linestyle()) for line in axes[0].get_lines()}
     assert len(styles) == len(GROUPS)
-    for group, line in lines(axes[0]).items():
+    for group, line in zip(GROUPS, lines(axes[0]).values(), strict=True):
         assert_array_equal(line.get_ydata(), columns["alpha"][columns["category"] == group])
-    assert len(set(MARKERS)) == len(set(PALETTE)) == 7
+    assert len(set(MARKERS)) == len(set(CATEGORIES)) == 7
     assert math.gcd(len(DASHES), len(MARKERS)) == 1
 
 
@@ -73,7 +81,8 @@ def test_mixing_ratio_of_a_result_and_of_a_corpus() -> None:
         assert_allclose(
             line.get_ydata(), 100 * contributions.mixing_ratio[name].values.mean(axis=1)
         )
-    assert ax.get_ylim() == (0, 100)
+    assert ax.get_yticks().tolist() == [0, 20, 40, 60, 80, 100]
+    assert ax.get_ylim()[0] == 0
     table = long(category=("normal", "all"), layer=range(LAYERS), analysis=("attn_w", "attn_n"))
     table["mean"] = 100 * DRAWN.random(len(table["layer"]))
     for category in ("all", "normal"):
@@ -93,8 +102,9 @@ def test_preserved_and_mixed_and_change() -> None:
     for name in ("attn_n", "attn_res_n"):
         table |= {f"{name}_{what}": DRAWN.random(LAYERS) for what in ("preserved", "mixed")}
     axes = plots.preserved_and_mixed(table)
-    assert [ax.get_title() for ax in axes] == ["norm ‖αf(x)‖", "norm, residual"]
-    assert_array_equal(lines(axes[1])["mixed"].get_ydata(), table["attn_res_n_mixed"])
+    assert [ax.get_title() for ax in axes] == ["Attention norms", "Norms with the residual"]
+    mixed = lines(axes[1])["from other tokens"]
+    assert_array_equal(mixed.get_ydata(), table["attn_res_n_mixed"])
     with pytest.raises(InputError, match="no column 'attn_n_preserved'"):
         plots.preserved_and_mixed({"layer": [0]})
     steps = long(layer=range(LAYERS), step=("atb → atb_ff", "atb_ff → atb_ff_res"))

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib import colormaps
 from matplotlib.figure import Figure
 from numpy.testing import assert_allclose
 
 from normscope import Contributions, InputError, LabelledArray
 from normscope.decomposition.scopes import NAMES, SCOPES
 from normscope.show import plots
-from normscope.show.plots import COLOURS, compare, heatmap, scopes
-from normscope.show.plots.style import brief
+from normscope.show.plots import compare, heatmap, scopes
+from normscope.show.plots.style import brief, sequential
 from normscope.show.terminal import row_shares
 from normscope.text.tokens import Tokens
 from tests.helpers import figures
@@ -69,8 +68,8 @@ def test_a_heat_map_shows_queries_down_and_keys_across() -> None:
     assert names(ax.get_xticklabels()) == list(SOURCE)
     assert ax.get_yticks().tolist() == [0, 1, 2]
     assert ax.get_xticks().tolist() == [0, 1, 2, 3, 4]
-    assert ax.get_ylabel().startswith("query")
-    assert ax.get_xlabel().startswith("key")
+    assert ax.get_ylabel() == "To these tokens (queries)"
+    assert ax.get_xlabel() == "From these tokens (keys)"
     assert "layer 5" in ax.get_title()
 
 
@@ -129,21 +128,36 @@ def test_compare_draws_both_maps_of_the_layer() -> None:
     axes = compare(both, 5)
     assert axes.shape == (2,)
     assert axes[0].figure is axes[1].figure
-    for ax, name in zip(axes, ("attn_w", "attn_n"), strict=True):
-        assert np.array_equal(drawn(ax).get_array(), both[name].values[1])
-        assert drawn(ax).colorbar is not None
-    assert [bar_label(ax) for ax in axes] == ["weight α", "norm ‖αf(x)‖"]
+    shares = [row_shares(both[name].values[1]) for name in ("attn_w", "attn_n")]
+    for ax, share in zip(axes, shares, strict=True):
+        assert_allclose(drawn(ax).get_array(), share, rtol=1e-15)
+        assert drawn(ax).get_clim() == (0, np.max(shares))  # equal colours are equal shares
+    assert drawn(axes[0]).colorbar is None  # one bar for both
+    assert bar_label(axes[1]) == "share of each query's total"
     assert axes[0].get_title().startswith("Attention weights")
     assert axes[1].get_title().startswith("Attention norms")
+    assert names(axes[0].get_yticklabels()) == list(TARGET)
+    assert names(axes[1].get_yticklabels()) == []  # the rows are those of the first panel
+    assert "layer 5" in figure_of(axes).get_suptitle()
     flipped = compare(both, 5, maps=("attn_n", "attn_w"))
-    assert np.array_equal(drawn(flipped[0]).get_array(), both["attn_n"].values[1])
+    assert_allclose(drawn(flipped[0]).get_array(), shares[1], rtol=1e-15)
+
+
+def test_compare_with_a_scale_for_each_map() -> None:
+    both = result()
+    axes = compare(both, 5, normalise=False)
+    for ax, name in zip(axes, ("attn_w", "attn_n"), strict=True):
+        assert np.array_equal(drawn(ax).get_array(), both[name].values[1])
+        assert drawn(ax).get_clim() == (0, both[name].values[1].max())
+    assert [bar_label(ax) for ax in axes] == ["weight α", "norm ‖αf(x)‖"]
 
 
 def test_compare_draws_into_given_axes() -> None:
     mine = Figure().subplots(2, 1)
-    axes = compare(result(heads=2), 2, axes=mine, head=0, normalise=True)
+    axes = compare(result(heads=2), 2, axes=mine, head=0)
     assert axes.tolist() == mine.tolist()
-    assert bar_label(mine[1]) == "share of the row"
+    assert bar_label(mine[1]) == "share of each query's total"
+    assert all("layer 2, head 0" in ax.get_title() for ax in mine)  # the figure has no headline
     single = compare(result(), 2, maps="attn_n", axes=Figure().subplots())
     assert single.shape == (1,)
     with pytest.raises(InputError, match=r"2 maps need 2 axes, but 1"):
@@ -197,7 +211,7 @@ def test_a_map_of_nothing_has_the_colour_of_zero() -> None:
         *scopes(nothing, 11),
         heatmap(nothing["attn_n"], layer=11, normalise=True),
     ]
-    zero = colormaps[COLOURS](0.0, bytes=True)
+    zero = sequential()(0.0, bytes=True)
     for ax in axes:
         image = drawn(ax)
         assert image.get_clim() == (0, 1)
@@ -205,7 +219,7 @@ def test_a_map_of_nothing_has_the_colour_of_zero() -> None:
 
 
 def test_colours_differ_in_lightness_alone() -> None:
-    colours = colormaps[COLOURS](np.linspace(0, 1, 64))[:, :3]
+    colours = sequential()(np.linspace(0, 1, 64))[:, :3]
     luminance = colours @ [0.2126, 0.7152, 0.0722]
     assert (np.diff(luminance) < 0).all()
 
@@ -259,7 +273,7 @@ def test_titles_are_broken_between_words_only() -> None:
     (ax,) = compare(of_shape(20, 4, ["attn_w"]), 11, "attn_w")
     assert ax.get_title().splitlines() == [
         "Attention weights",
-        "(mean over heads), layer 11",
+        "(mean over heads)",
     ]
     (ax,) = compare(of_shape(12, 12, ["attn_w"]), 11, "attn_w")
     assert "\n" not in ax.get_title()
@@ -268,7 +282,9 @@ def test_titles_are_broken_between_words_only() -> None:
 def test_scopes_share_one_scale_of_row_shares() -> None:
     both = figures.result()
     axes = plots.scopes(both, 5)
-    assert [ax.get_title() for ax in axes] == ["weight α", "norm ‖αf(x)‖", "attention block"]
+    assert [ax.get_title().replace("\n", " ") for ax in axes] == [
+        SCOPES[name].title for name in ("attn_w", "attn_n", "atb")
+    ]
     shares = [row_shares(both[name].values[1]) for name in both]
     for ax, share in zip(axes, shares, strict=True):
         (image,) = ax.get_images()
@@ -278,7 +294,7 @@ def test_scopes_share_one_scale_of_row_shares() -> None:
         assert not any(label.get_parse_math() for label in ax.get_xticklabels())
     assert names(axes[0].get_yticklabels()) == list(both.tokens.strings)
     assert names(axes[1].get_yticklabels()) == []  # the rows are those of the first panel
-    assert figure_of(axes).get_suptitle() == "layer 5"
+    assert figure_of(axes).get_suptitle().endswith("layer 5")
     some = plots.scopes(both, 2, ["atb"], columns=1)
     assert_allclose(some[0].get_images()[0].get_array(), row_shares(both["atb"].values[0]))
 

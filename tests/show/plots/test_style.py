@@ -8,16 +8,20 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
-from matplotlib import colormaps
+from matplotlib.colors import to_hex
 
 from normscope import InputError, MissingExtraError
 from normscope.show import plots
+from normscope.show.palette import CATEGORIES, CATEGORIES_DARK, INKS, SEQUENTIAL
 from normscope.show.plots.lines import mixing_by_category
-from normscope.show.plots.style import COLOUR_MAP, brief, letters
+from normscope.show.plots.style import brief, headline, letters, sequential
+from normscope.show.plots.style import figure as new_figure
 from tests.helpers.figures import by_layer, entries, figure_of, long, names, result
 
+ROOT = Path(__file__).parents[3]
 WORD = "Donaudampfschifffahrtsgesellschaftskapitänsmütze"
 LONG = ("Donaudampfschifffahrtsgesellschaftskapitän", "function words and particles of a language")
 
@@ -60,12 +64,12 @@ def test_long_names_stay_in_their_panels() -> None:
     assert entries(plots.categories(layers, ["alpha"])[0]) == shown
     assert entries(plots.singular_values({name: np.ones(3) for name in LONG})) == shown
     pairs = {"layer": [0], "query_token": [LONG[0]], "key_token": ["a"], "count": [1]}
-    assert names(plots.amplified(pairs)[0].get_yticklabels()) == ["Donaud…apitän ← a"]
+    assert names(plots.amplified(pairs)[0].get_yticklabels()) == ["“a” → “Donaud…apitän”"]
 
 
 def test_colours_keep_their_order_in_grey() -> None:
-    colours = colormaps[COLOUR_MAP](np.linspace(0, 1, 64))[:, :3]
-    assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) > 0).all()
+    colours = sequential()(np.linspace(0, 1, 64))[:, :3]
+    assert (np.diff(colours @ [0.2126, 0.7152, 0.0722]) < 0).all()
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +109,70 @@ def test_plots_come_with_the_package_when_they_are_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     told = "compare check_architecture\nmodule 'normscope' has no attribute 'plotz'\n"
     assert done.stdout == told
+
+
+def test_colours_are_written_in_the_palette_alone() -> None:
+    """A colour code, or one of matplotlib's own colour maps, would be a second palette."""
+    code = re.compile(r"""["']#(?:[0-9a-fA-F]{3}){1,2}["']|["']tab:|cividis|viridis|["']Blues""")
+    files = [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "experiments").rglob("*.py"),
+        *(ROOT / "benchmarks").glob("*.py"),
+        *(ROOT / "docs").glob("*.py"),
+    ]
+    assert len(files) > 150
+    own = ROOT / "src" / "normscope" / "show" / "palette.py"
+    found = {file.name for file in files if code.search(file.read_text(encoding="utf-8"))}
+    assert found == {own.name}
+
+
+def test_matplotlib_is_left_as_it_was() -> None:
+    before = dict(matplotlib.rcParams)
+    plots.compare(result(), 2)
+    with plots.theme("dark"):
+        plots.categories(by_layer())
+        assert matplotlib.rcParams["figure.facecolor"] == INKS["dark"]["panel"]
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_look_does_not_depend_on_the_users_settings() -> None:
+    with matplotlib.rc_context({"font.size": 30, "figure.dpi": 40, "axes.facecolor": "red"}):
+        ax = plots.categories(by_layer())[0]
+        figure = figure_of(ax)
+        figure.draw_without_rendering()  # numbers along the axes are made now
+        sizes = {label.get_fontsize() for label in ax.get_yticklabels()}
+    assert sizes == {8.0}
+    assert figure.dpi == 150
+    assert to_hex(ax.get_facecolor()) == INKS["light"]["panel"]
+    assert ax.xaxis.label.get_fontsize() == 9
+
+
+def test_themes() -> None:
+    for theme, colours in (("light", CATEGORIES), ("dark", CATEGORIES_DARK)):
+        with plots.theme(theme):
+            ax = plots.categories(by_layer())[0]
+            image = plots.heatmap(result()["attn_n"], layer=2).get_images()[0]
+        assert to_hex(figure_of(ax).get_facecolor()) == INKS[theme]["panel"]
+        assert to_hex(ax.title.get_color()) == INKS[theme]["ink"]
+        assert to_hex(str(ax.get_lines()[1].get_color())) == colours[1].lower()
+        assert image.cmap is not None
+        assert to_hex(image.cmap(0.0)) == SEQUENTIAL[theme][0]
+        assert to_hex(image.cmap(1.0)) == SEQUENTIAL[theme][-1]
+    # After the context, plots are light again.
+    assert to_hex(figure_of(plots.categories(by_layer())).get_facecolor()) == "#ffffff"
+    with (
+        pytest.raises(InputError, match="no theme 'sepia'; valid: light, dark"),
+        plots.theme("sepia"),
+    ):
+        pass
+
+
+def test_a_headline_stays_on_the_page_and_is_no_formula() -> None:
+    figure = new_figure(4.0, 2.0)
+    headline(figure, "A $5 note, and what it says in a line that does not fit: $x_1$")
+    figure.draw_without_rendering()
+    (title,) = figure.texts
+    assert not title.get_parse_math()
+    assert title.get_text().count("\n") == 1
+    box = title.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width

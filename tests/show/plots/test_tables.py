@@ -10,7 +10,10 @@ from numpy.testing import assert_array_equal
 
 from normscope import InputError
 from normscope.show import plots
+from normscope.show.plots.style import label_of
 from tests.helpers.figures import DRAWN, GROUPS, HEADS, LAYERS, by_head, lines, names, saved
+
+LABELS = ["[CLS]", "$x_1$", "other tokens"]  # of GROUPS
 
 
 def test_heads_draw_layers_down_and_heads_across_on_one_scale_a_row() -> None:
@@ -18,18 +21,20 @@ def test_heads_draw_layers_down_and_heads_across_on_one_scale_a_row() -> None:
     axes = plots.heads(table)
     assert axes.shape == (3, 3)
     for row, measure in zip(axes, ("alpha", "transformed_norm", "weighted_norm"), strict=True):
-        for ax, group in zip(row, GROUPS, strict=True):
+        for number, (ax, group) in enumerate(zip(row, GROUPS, strict=True)):
             (image,) = ax.get_images()
             rows = table["category"] == group
             assert_array_equal(image.get_array(), table[measure][rows].reshape(LAYERS, HEADS))
             assert image.get_clim() == (0, table[measure].max())
             assert image.origin == "upper"
-            assert ax.get_title() == group
-            assert (ax.get_xlabel(), ax.get_ylabel()) == ("head", "layer")
+            assert ax.get_ylabel() == ("" if number else "layer")
+        assert row[-1].get_images()[0].colorbar.ax.get_ylabel() == label_of(measure)
+    assert [ax.get_title() for ax in axes.ravel()] == [*LABELS, *[""] * 6]
+    assert [ax.get_xlabel() for ax in axes.ravel()] == [*[""] * 6, *["head"] * 3]
     saved(axes)
     single = plots.heads(table, "alpha", ["others"])
     assert single.shape == (1,)
-    assert single[0].get_title() == "others: weight α"
+    assert single[0].get_title() == "other tokens: weight α"
     mine = Figure().subplots(1, 3)
     assert plots.heads(table, "alpha", axes=mine).tolist() == mine.tolist()
 
@@ -56,7 +61,7 @@ def test_alpha_and_norm_scatter_by_category_with_their_correlation() -> None:
     }
     correlations = {"category": ["[CLS]", "$x_1$"], "spearman": [-0.5, -0.001]}
     axes = plots.alpha_and_norm(table, correlations=correlations)
-    assert [ax.get_title() for ax in axes] == ["[CLS]   ρ = −0.50", "$x_1$   ρ = 0.00", "others"]
+    assert [ax.get_title() for ax in axes] == ["[CLS]   ρ = −0.50", "$x_1$   ρ = 0.00", LABELS[2]]
     for ax, group in zip(axes, GROUPS, strict=True):
         (points,) = ax.collections
         rows = table["category"] == group
@@ -102,7 +107,9 @@ def test_amplified_pairs_of_each_layer() -> None:
     }
     axes = plots.amplified(table, top=2)
     assert [ax.get_title() for ax in axes] == ["layer 0", "layer 1"]
-    assert names(axes[0].get_yticklabels()) == ["b ← y", "$c$ ← z\\n"]
+    assert names(axes[0].get_yticklabels()) == ["“y” → “b”", "“z\\n” → “$c$”"]
+    assert [ax.get_xlabel() for ax in axes] == ["occurrences"] * 2
+    assert axes[0].get_xlim() == axes[1].get_xlim()  # bars can be compared
     assert [bar.get_width() for bar in axes[0].patches] == [9, 5]
     saved(axes)
     assert len(plots.amplified(table, layer=1)) == 1
@@ -114,17 +121,17 @@ def test_amplified_pairs_of_each_layer() -> None:
     ("query", "key"),
     [("א" * 9, "ב"), ("א" * 9, "b"), ("a" * 9, "ב"), ("א" * 9, "1"), ("a" * 9, "b")],
 )
-def test_the_query_is_on_the_left_in_any_writing(query: str, key: str) -> None:
+def test_the_key_is_on_the_left_in_any_writing(query: str, key: str) -> None:
     pairs = {"layer": [0], "query_token": [query], "key_token": [key], "count": [1]}
     (label,) = plots.amplified(pairs)[0].get_yticklabels()
-    assert label.get_text().replace("\u200e", "") == f"{query} ← {key}"
+    assert label.get_text().replace("\u200e", "") == f"“{key}” → “{query}”"
     alone = Figure(figsize=(4, 1), dpi=200)
     alone.text(0.1, 0.5, label.get_text(), fontsize=20)
     canvas = FigureCanvasAgg(alone)
     canvas.draw()
     ink = np.asarray(canvas.buffer_rgba())[..., 0] < 128
     across = np.flatnonzero(ink.any(axis=0))
-    # The arrow's shaft is the longest stroke; with a long query on its left it is on the right.
+    # The arrow's shaft is the longest stroke; with a long query on its right it is on the left.
     runs = [
         (len(run), float(run.mean()))
         for row in ink
@@ -133,4 +140,4 @@ def test_the_query_is_on_the_left_in_any_writing(query: str, key: str) -> None:
         )
         if len(run)
     ]
-    assert max(runs)[1] > (across[0] + across[-1]) / 2
+    assert max(runs)[1] < (across[0] + across[-1]) / 2

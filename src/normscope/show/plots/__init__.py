@@ -12,7 +12,9 @@
     change, amplified      along the layer, through the feed-forward       (2024)
     attribution            shares of the tokens in an answer, or in several
     trace                  the same, layer by layer
+    alignment              two sentences with a line for every link between their words
     statistics_figures     all figures that the tables of a corpus allow
+    theme                  for a `with`: "dark" figures instead of "light" ones
 
 Each function takes a result or a table (a mapping of columns, a pandas DataFrame, or a table of the
 statistics), draws into `ax` or `axes` if given, else into a new figure, and returns the Axes;
@@ -28,12 +30,14 @@ from normscope.show.plots.lines import (
     preserved_and_mixed,
     singular_values,
 )
-from normscope.show.plots.maps import COLOURS, compare, heatmap, scopes
+from normscope.show.plots.links import alignment
+from normscope.show.plots.maps import compare, heatmap, scopes
 from normscope.show.plots.shares import attribution, trace
+from normscope.show.plots.style import theme
 from normscope.show.plots.tables import alpha_and_norm, amplified, frequency, heads
 
 __all__ = [
-    "COLOURS",
+    "alignment",
     "alpha_and_norm",
     "amplified",
     "attribution",
@@ -48,5 +52,6 @@ __all__ = [
     "scopes",
     "singular_values",
     "statistics_figures",
+    "theme",
     "trace",
 ]

@@ -14,26 +14,34 @@ from normscope.results.contributions import Contributions
 from normscope.show.plots.style import (
     DASHES,
     MARKERS,
-    PALETTE,
+    PAGE,
     brief,
+    category_label,
     chosen,
+    colour,
     columns_of,
     distinct,
+    headline,
     label_of,
     legend,
     panels,
+    sequential,
     set_title,
+    styled,
     tidy,
 )
+from normscope.show.wording import describe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PANEL = (4.4, 3.2)  # inches
-LEGEND = 2.0  # inches beside a panel
+PANEL = (3.4, 2.8)  # inches
+LEGEND = 1.6  # inches beside a panel
 CATEGORY_COLUMNS = 3  # panels in a row of `mixing_by_category`
+_KINDS = {"preserved": "from the token itself", "mixed": "from other tokens"}
 
 
+@styled
 def categories(
     table: Any,
     measures: Sequence[str] = ("alpha", "weighted_norm"),
@@ -51,16 +59,31 @@ def categories(
     """
     data = columns_of(table, "category", "layer", *measures)
     groups = chosen(names, distinct(data["category"]), "category")
-    drawn = panels(axes, len(measures), (PANEL[0] + LEGEND / len(measures), PANEL[1]))
+    drawn = panels(axes, len(measures), (_width(len(measures)), PANEL[1]))
     for ax, measure in zip(drawn, measures, strict=True):
         for number, group in enumerate(groups):
-            _line(ax, data, data["category"] == group, measure, brief(str(group)), number)
+            _line(ax, data, data["category"] == group, measure, category_label(group), number)
         _finish(ax, data["layer"], label_of(measure))
         ax.set_ylim(bottom=0)
     legend(drawn[-1])
+    if axes is None:
+        headline(drawn[0].figure, f"{_listed(measures)} by layer and category of token")
     return drawn
 
 
+def _width(count: int) -> float:
+    """Return the inches of each of `count` panels that have one legend beside them."""
+    return min(PANEL[0] + LEGEND / count, max(PAGE / count, 2.2))
+
+
+def _listed(measures: Sequence[str]) -> str:
+    """Return the labels of some measures as the beginning of a sentence."""
+    *first, last = [label_of(name) for name in measures]
+    listed = f"{', '.join(first)} and {last}" if first else last
+    return listed[0].upper() + listed[1:]
+
+
+@styled
 def mixing_ratio(
     source: Any,
     maps: Sequence[str] | None = None,
@@ -82,15 +105,24 @@ def mixing_ratio(
     if "category" in data:
         chosen(category, distinct(data["category"]), "category")
         rows = data["category"] == category
+    given = ax
     (ax,) = panels(ax, 1, (PANEL[0] + LEGEND, PANEL[1]))
     for number, name in enumerate(chosen(maps, distinct(data["analysis"]), "map")):
         _line(ax, data, rows & (data["analysis"] == name), "mean", label_of(name), number)
     _finish(ax, data["layer"], "mixing ratio, %")
-    ax.set_ylim(0, 100)
+    ax.set_ylim(0, 103)  # a line at 100 stays whole
+    ax.set_yticks(range(0, 101, 20))
     legend(ax)
+    if given is None:
+        headline(_figure(ax), "How much comes from other tokens, by layer")
     return ax
 
 
+def _figure(ax: Axes) -> Any:
+    return ax.figure
+
+
+@styled
 def mixing_by_category(table: Any, names: Mapping[str, str] | None = None) -> NDArray[Any]:
     """Draw the mixing ratio of a corpus, with a panel for each category of tokens.
 
@@ -100,23 +132,28 @@ def mixing_by_category(table: Any, names: Mapping[str, str] | None = None) -> ND
     """
     data = columns_of(table, "category", "analysis")
     groups = distinct(data["category"])
-    drawn = panels(None, len(groups), (3.6, 2.9), CATEGORY_COLUMNS, sharey=True)
+    across = min(CATEGORY_COLUMNS, len(groups))
+    size = (max(2.3, PAGE / across) if across > 1 else PANEL[0], 2.3)
+    drawn = panels(None, len(groups), size, CATEGORY_COLUMNS, sharey=True)
     for number, (ax, category) in enumerate(zip(drawn, groups, strict=True)):
         mixing_ratio(table, category=category, ax=ax)
         for line, name in zip(ax.lines, distinct(data["analysis"]), strict=True):
             line.set_label((names or {}).get(name, label_of(name)))
         ax.get_legend().remove()
-        set_title(ax, brief(str(category)))
+        set_title(ax, category_label(category))
         if number % CATEGORY_COLUMNS:
             ax.set_ylabel("")
+        if number + CATEGORY_COLUMNS < len(groups):
+            ax.set_xlabel("")
     figure = drawn[0].figure
     if len(groups) > CATEGORY_COLUMNS and len(groups) % CATEGORY_COLUMNS:
         # The last row of panels has an empty place.
-        place: Any = {"loc": "lower right", "bbox_to_anchor": (0.97, 0.15), "frameon": False}
-        figure.legend(handles=drawn[0].lines, **place)
+        place: Any = {"loc": "lower right", "bbox_to_anchor": (0.995, 0.12)}
+        figure.legend(handles=drawn[0].lines, **place, fontsize=8, handlelength=2.4)
     else:
         figure.set_figwidth(figure.get_figwidth() + LEGEND)
-        legend(drawn[min(CATEGORY_COLUMNS, len(groups)) - 1])
+        legend(drawn[across - 1])
+    headline(figure, "How much comes from other tokens, by layer and category of token")
     return drawn
 
 
@@ -137,6 +174,7 @@ def _ratios(result: Contributions) -> dict[str, Any]:
     return {"layer": layers, "analysis": names, "mean": means}
 
 
+@styled
 def preserved_and_mixed(table: Any, axes: Any = None) -> NDArray[Any]:
     """Draw what a token keeps of itself and what others mix in, by layer.
 
@@ -148,17 +186,20 @@ def preserved_and_mixed(table: Any, axes: Any = None) -> NDArray[Any]:
     data = columns_of(table, "layer")
     names = [name.removesuffix("_preserved") for name in data if name.endswith("_preserved")]
     columns_of(data, *[f"{name}_mixed" for name in names] or [f"{NORMS}_preserved"])
-    drawn = panels(axes, len(names), (PANEL[0] - 0.8 + 1.0 / len(names), PANEL[1]))
+    drawn = panels(axes, len(names), (_width(len(names)), PANEL[1]))
     for ax, name in zip(drawn, names, strict=True):
-        for number, kind in enumerate(("preserved", "mixed")):
-            _line(ax, data, slice(None), f"{name}_{kind}", kind, number)
-        _finish(ax, data["layer"], "norm")
-        ax.set_title(label_of(name), fontsize=10)
+        for number, (kind, words) in enumerate(_KINDS.items()):
+            _line(ax, data, slice(None), f"{name}_{kind}", words, number)
+        _finish(ax, data["layer"], "norm" if ax is drawn[0] else "")
+        set_title(ax, describe(name).title)
         ax.set_ylim(bottom=0)
     legend(drawn[-1])
+    if axes is None:
+        headline(drawn[0].figure, "What a token keeps of itself and what others mix in, by layer")
     return drawn
 
 
+@styled
 def change(table: Any, ax: Axes | None = None) -> Axes:
     """Draw how much each step along the layer changes the map, with a line for each step.
 
@@ -167,7 +208,8 @@ def change(table: Any, ax: Axes | None = None) -> Axes:
         ax: Axes to draw into; by default those of a new figure.
     """
     data = columns_of(table, "layer", "step", "change")
-    (ax,) = panels(ax, 1, (PANEL[0] + LEGEND + 0.8, PANEL[1]))
+    given = ax
+    (ax,) = panels(ax, 1, (PAGE, PANEL[1]))
     for number, step in enumerate(distinct(data["step"])):
         before, _, after = str(step).partition(" → ")
         name = f"{label_of(before)} → {label_of(after)}" if after else step
@@ -175,9 +217,12 @@ def change(table: Any, ax: Axes | None = None) -> Axes:
     _finish(ax, data["layer"], "change of the map, 1 − ρ")
     ax.set_ylim(bottom=0)
     legend(ax)
+    if given is None:
+        headline(_figure(ax), "How much each step through a layer changes the map")
     return ax
 
 
+@styled
 def singular_values(values: Any, ax: Axes | None = None) -> Axes:
     """Draw the singular values of f, sorted, with a line for each head.
 
@@ -187,21 +232,24 @@ def singular_values(values: Any, ax: Axes | None = None) -> Axes:
             mapping of such arrays by name.
         ax: Axes to draw into; by default those of a new figure.
     """
-    (ax,) = panels(ax, 1, (PANEL[0] + LEGEND / 2, PANEL[1]))
+    given = ax
+    (ax,) = panels(ax, 1, (PANEL[0] + LEGEND, PANEL[1]))
     if isinstance(values, Mapping):
         _named_spectra(ax, values)
     else:
         _spectra_by_layer(ax, _spectra(values))
-    ax.set_xlabel("singular value, by size")
-    ax.set_ylabel("size")
+    ax.set_xlabel("number of the singular value, from the largest")
+    ax.set_ylabel("singular value")
     ax.set_ylim(bottom=0)
     tidy(ax)
+    if given is None:
+        headline(_figure(ax), "Singular values of f, a line for each head")
     return ax
 
 
 def _named_spectra(ax: Axes, arrays: Mapping[Any, Any]) -> None:
     for number, (name, values) in enumerate(arrays.items()):
-        style: Any = {"color": PALETTE[number % len(PALETTE)], "ls": DASHES[number % len(DASHES)]}
+        style: Any = {"color": colour(number), "ls": DASHES[number % len(DASHES)]}
         lines = _spectra(values).reshape(-1, np.shape(values)[-1])
         for at, line in enumerate(lines):
             ax.plot(_ranks(line), line, label=None if at else brief(str(name)), lw=1.2, **style)
@@ -209,16 +257,16 @@ def _named_spectra(ax: Axes, arrays: Mapping[Any, Any]) -> None:
 
 
 def _spectra_by_layer(ax: Axes, spectra: NDArray[Any]) -> None:
-    import matplotlib
-
+    """Draw thin lines, from light for the first layer to dark for the last."""
     count = len(spectra)
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.92, count))
+    ramp = sequential()
+    shades = ramp(np.linspace(0.35, 1, count) if count > 1 else [0.7])
     for layer, lines in enumerate(spectra):
         for head, line in enumerate(lines):
             name = f"layer {layer}" if head == 0 and count > 1 else None
-            ax.plot(_ranks(line), line, color=colours[layer], lw=0.8, alpha=0.8, label=name)
+            ax.plot(_ranks(line), line, color=shades[layer], lw=0.8, label=name)
     if count > 1:
-        legend(ax, ncols=1 + count // 13, fontsize=8)
+        legend(ax, ncols=1 + count // 13)
 
 
 def _spectra(values: Any) -> NDArray[Any]:
@@ -242,11 +290,11 @@ def _line(
     """Draw one line, and a band where the table has the column's interval."""
     order = np.argsort(data["layer"][rows], kind="stable")
     layer = data["layer"][rows][order]
-    colour = PALETTE[number % len(PALETTE)]
+    hue = colour(number)
     ax.plot(
         layer,
         data[column][rows][order],
-        color=colour,
+        color=hue,
         marker=MARKERS[number % len(MARKERS)],
         ls=DASHES[number % len(DASHES)],
         ms=4.5,
@@ -255,7 +303,7 @@ def _line(
     )
     if f"{column}_low" in data and f"{column}_high" in data:
         low, high = (data[f"{column}_{end}"][rows][order].astype(float) for end in ("low", "high"))
-        ax.fill_between(layer, low, high, color=colour, alpha=0.18, lw=0)
+        ax.fill_between(layer, low, high, color=hue, alpha=0.18, lw=0)
 
 
 def _finish(ax: Axes, layers: NDArray[Any], label: str) -> None:

@@ -13,7 +13,21 @@ from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
-from normscope.show.plots.style import as_array, brief, figure, label_of, panels, room, wrap
+from normscope.show.plots.style import (
+    PAGE,
+    as_array,
+    brief,
+    colour_bar,
+    figure,
+    headline,
+    ink,
+    panels,
+    plain,
+    room,
+    sequential,
+    styled,
+    wrap,
+)
 from normscope.show.terminal import row_shares
 from normscope.show.wording import describe
 
@@ -21,16 +35,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# From white to dark in lightness alone, so that it reads without colour vision and in print.
-COLOURS = "Blues"
-
 # Sizes of `heatmap` and `compare`, in inches.
 CELL = 0.21
-FRAME = 1.7  # around the cells: labels, title, colour bar
-MAX_PANEL = 24.0
-MIN_TITLE_WIDTH = 2.5  # layouts ignore how wide titles are, so a map has this much at least
-BESIDE = 1.1  # labels and colour bar beside a map
-NARROW = 3.2  # maps up to this width have a smaller title
+FRAME = 2.0  # above and below the cells: headline, title, labels
+MAX_PANEL = 22.0
+MIN_TITLE_WIDTH = 1.9  # layouts ignore how wide titles are, so a map has this much at least
+LABELS = 0.9  # names of queries beside the first map
+BAR = 0.8  # a colour bar with its label
+SHARE_LABEL = "share of each query's total"
 
 # Sizes of `scopes`, in inches.
 SMALL_CELL = 0.15
@@ -39,6 +51,7 @@ SMALL_TITLE_WIDTH = 1.3
 READABLE = 4.5  # points: the smallest font of a label
 
 
+@styled
 def compare(
     result: Contributions,
     layer: int,
@@ -46,9 +59,9 @@ def compare(
     axes: Any = None,
     *,
     head: int | None = None,
-    normalise: bool = False,
+    normalise: bool = True,
 ) -> NDArray[Any]:
-    """Draw maps of one layer side by side, each with its own colour scale.
+    """Draw maps of one layer side by side, on one colour scale.
 
     Args:
         result: A result of one part.
@@ -56,7 +69,8 @@ def compare(
         maps: The names of the maps; by default weights and norms.
         axes: Axes to draw into, one for each map; by default those of a new figure.
         head: The head to draw, of maps with single heads.
-        normalise: Divide each row by its sum, so that cells are shares of what a query takes.
+        normalise: Divide each row by its sum, so that equal colours are equal shares. Otherwise
+            each map has its own colour scale, in its own unit.
 
     Returns:
         The array of Axes; `axes[0].figure` is the figure.
@@ -64,17 +78,33 @@ def compare(
     names = [maps] if isinstance(maps, str) else list(maps)
     if not names:
         raise InputError(f"no map was named; there is: {', '.join(result)}")
-    arrays = [result[name] for name in names]
-    if axes is None:
-        axes = _new_figure(len(arrays), arrays[0]).subplots(1, len(arrays), squeeze=False)
+    arrays = [_selected(result[name], layer, head) for name in names]
+    new = axes is None
+    if new:
+        empty = _new_figure(len(arrays), arrays[0], bars=1 if normalise else len(arrays))
+        headline(empty, _headline(result, layer, head, names))
+        axes = empty.subplots(1, len(arrays), squeeze=False)
     flat = as_array(axes)
     if len(flat) != len(arrays):
         raise InputError(f"{len(arrays)} maps need {len(arrays)} axes, but {len(flat)} were given")
-    for array, ax in zip(arrays, flat, strict=True):
-        heatmap(array, layer=layer, head=head, ax=ax, normalise=normalise)
+    values = [row_shares(array) if normalise else array.to_numpy() for array in arrays]
+    images = []
+    for name, array, cells, ax in zip(names, arrays, values, flat, strict=True):
+        titles = _titles(result[name], None if new else layer, None if new else head, normalise)
+        largest = np.max(values) if normalise else cells.max()
+        images.append(_draw_map(ax, array, cells, titles[0], float(largest)))
+        _wrap_title(ax, array, 0.2)
+        if not normalise:
+            colour_bar(images[-1], ax, titles[1])
+        if new and ax is not flat[0]:
+            ax.set_ylabel("")
+            ax.set_yticks([])
+    if normalise:
+        _share_bar(images[-1], flat)
     return flat
 
 
+@styled
 def heatmap(
     array: LabelledArray,
     *,
@@ -90,7 +120,7 @@ def heatmap(
         layer: The label of the layer.
         head: The label of the head.
         ax: Axes to draw into; by default those of a new figure.
-        normalise: Divide each row by its sum, so that cells are shares of what a query takes.
+        normalise: Divide each row by its sum, so that cells are shares of the row.
     """
     title, bar_label = _titles(array, layer, head, normalise)
     array = _selected(array, layer, head)
@@ -101,22 +131,52 @@ def heatmap(
     values = row_shares(array) if normalise else array.to_numpy()
     if ax is None:
         ax = _new_figure(1, array).subplots()
-    scale: Any = {"cmap": COLOURS, "vmin": 0, "vmax": None if values.any() else 1}
-    image = ax.imshow(values, **scale, aspect="equal", interpolation="nearest", origin="upper")
-    _label_cells(ax, array)
-    box, (queries, keys) = ax.get_window_extent(), values.shape
-    across, down = box.width / ax.figure.dpi, box.height / ax.figure.dpi
-    beside, below = _label_room(array)
-    width = min(across - beside, (down - below) * keys / queries)
-    # Titles of narrow panels side by side would touch at the usual size.
-    text = ax.set_title(title, fontsize=12 if width > NARROW else 10, pad=10)
-    wrap(text, max(MIN_TITLE_WIDTH - 0.1, width + BESIDE))
-    whole: Any = ax.figure
-    bar = whole.colorbar(image, ax=ax, shrink=0.9, aspect=36, pad=0.015, label=bar_label)
-    bar.outline.set_visible(False)
+    image = _draw_map(ax, array, values, title, float(values.max()))
+    _wrap_title(ax, array, BAR + 0.3)
+    if normalise:
+        _share_bar(image, [ax])
+    else:
+        colour_bar(image, ax, bar_label)
     return ax
 
 
+def _headline(result: Contributions, layer: int, head: int | None, names: Sequence[str]) -> str:
+    """Return the sentence above a comparison."""
+    where = f"layer {layer}" + ("" if head is None else f", head {head}")
+    if list(names) == [WEIGHTS, NORMS]:
+        return f"Attention weights beside what attention adds, {where}"
+    return where.capitalize()
+
+
+def _draw_map(
+    ax: Axes, array: LabelledArray, values: NDArray[Any], title: str, largest: float
+) -> Any:
+    """Draw the cells of a map with its tokens and its title, and return the image."""
+    style: Any = {"cmap": sequential(), "vmin": 0, "vmax": largest if largest > 0 else 1}
+    image = ax.imshow(values, **style, aspect="equal", interpolation="nearest", origin="upper")
+    _label_cells(ax, array)
+    ax.set_title("", fontsize=10, pad=8).update(plain(title))
+    return image
+
+
+def _wrap_title(ax: Axes, array: LabelledArray, spare: float) -> None:
+    """Break a title into lines that are at most `spare` inches wider than the cells."""
+    box, (queries, keys) = ax.get_window_extent(), array.shape
+    across, down = box.width / ax.figure.dpi, box.height / ax.figure.dpi
+    beside, below = _label_room(array)
+    width = min(across - beside, (down - below) * keys / queries)
+    wrap(ax.title, max(MIN_TITLE_WIDTH - 0.1, width + spare))
+
+
+def _share_bar(image: Any, axes: Any) -> None:
+    """Add a colour bar in percent for maps whose rows sum to one."""
+    from matplotlib.ticker import PercentFormatter
+
+    bar = colour_bar(image, axes, SHARE_LABEL)
+    bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+
+
+@styled
 def scopes(
     result: Contributions,
     layer: int,
@@ -128,7 +188,7 @@ def scopes(
 ) -> NDArray[Any]:
     """Draw several maps of one layer on one scale: how the picture changes from scope to scope.
 
-    Cells are shares of what a query takes. Colours follow the square root of the share, so that
+    Cells are shares of the row of a query. Colours follow the square root of the share, so that
     other tokens stay visible beside a large residual; the colour bar has the shares themselves.
 
     Args:
@@ -145,29 +205,36 @@ def scopes(
     arrays = [_selected(result[name], layer, head) for name in names]
     shares = [row_shares(array) for array in arrays]
     queries, keys = shares[0].shape
-    cell = min(SMALL_CELL, SMALL_PANEL / max(queries, keys))
-    width, height = max(2.6, cell * keys + 0.4), max(2.8, cell * queries + 1.3)
-    map_width = min(width - 0.4, (height - 1.3) * keys / queries)
+    across = min(len(arrays), columns)
+    cell = _small_cell(queries, keys, across)
     beside, below = _label_room(arrays[0])
-    panel = (width + beside / min(len(arrays), columns), height + below)
+    gap = max(SMALL_TITLE_WIDTH - cell * keys, 0.0) + 0.15
+    panel = (cell * keys + gap + (LABELS + BAR + beside) / across, cell * queries + 1.0 + below)
     drawn = panels(axes, len(arrays), panel, columns, "compressed")
     if axes is None:
-        _spread(drawn[0].figure, panel[0], SMALL_TITLE_WIDTH + 0.1 - map_width)
+        _spread(drawn[0].figure, panel[0], gap)
+        drawn[0].figure.set_figheight(drawn[0].figure.get_figheight() + 0.35)
     from matplotlib.colors import PowerNorm
 
     scale = PowerNorm(0.5, 0, max(float(share.max()) for share in shares) or 1.0)
     for number, (ax, array, share) in enumerate(zip(drawn, arrays, shares, strict=True)):
-        image = ax.imshow(share, cmap=COLOURS, norm=scale, aspect="equal", interpolation="nearest")
+        image = ax.imshow(
+            share, cmap=sequential(), norm=scale, aspect="equal", interpolation="nearest"
+        )
         _label_some_cells(ax, array, cell, rows=axes is not None or number % columns == 0)
-        title = ax.set_title(label_of(names[number]), fontsize=10)
-        wrap(title, max(SMALL_TITLE_WIDTH, map_width))
-    whole: Any = drawn[0].figure
-    bar = whole.colorbar(image, ax=list(drawn), shrink=0.7, aspect=30, pad=0.01)
-    bar.set_label("share of what the query takes")
-    bar.outline.set_visible(False)
+        title = ax.set_title(describe(names[number]).title)
+        wrap(title, max(SMALL_TITLE_WIDTH, cell * keys))
+    _share_bar(image, drawn)
     if axes is None:
-        whole.suptitle(f"layer {layer}" + ("" if head is None else f", head {head}"), fontsize=11)
+        where = f"layer {layer}" + ("" if head is None else f", head {head}")
+        headline(drawn[0].figure, f"What each token gets from each, map by map, {where}")
     return drawn
+
+
+def _small_cell(queries: int, keys: int, across: int) -> float:
+    """Return the inches of a cell where `across` maps share the width of a page, within bounds."""
+    fitting = (PAGE - LABELS - BAR) / across / keys
+    return min(max(SMALL_CELL, min(fitting, CELL)), SMALL_PANEL / max(queries, keys))
 
 
 def _selected(array: LabelledArray, layer: int | None, head: int | None) -> LabelledArray:
@@ -196,7 +263,7 @@ def _titles(
     places = {"layer": layer, "head": head}
     title = ", ".join([title, *(f"{axis} {at}" for axis, at in places.items() if at is not None)])
     if normalise:
-        return title, "share of the row"
+        return title, SHARE_LABEL
     return title, scope.label if scope.name in (WEIGHTS, NORMS) else scope.unit
 
 
@@ -205,17 +272,25 @@ def _label_room(array: LabelledArray) -> tuple[float, float]:
     return room(array.tokens["query"].strings), room(array.tokens["key"].strings)
 
 
-def _new_figure(count: int, array: LabelledArray) -> Figure:
-    """Return a figure in which every token has room for its name, up to the size of a screen."""
+def _new_figure(count: int, array: LabelledArray, bars: int = 1) -> Figure:
+    """Return a figure in which every token has room for its name, up to the size of a screen.
+
+    Args:
+        count: How many maps are side by side; the first has the names of the queries.
+        array: One of the maps.
+        bars: How many colour bars there are.
+    """
     queries, keys = array.shape[-2:]
     beside, below = _label_room(array)
-    width = max(4.0 + beside, min(CELL * keys + FRAME + beside, MAX_PANEL))
-    height = max(3.5 + below, min(CELL * queries + FRAME + below, MAX_PANEL))
-    empty = figure(count * width, height, "compressed")
+    cell = min(CELL, MAX_PANEL / max(queries, keys))
+    map_width = cell * keys
+    gap = max(MIN_TITLE_WIDTH - map_width, 0.25)
+    width = LABELS + beside + count * (map_width + gap) + bars * BAR
+    height = max(2.6 + below, cell * queries + FRAME + below)
+    empty = figure(max(width, 3.6 + beside), height, "compressed")
     layout: Any = empty.get_layout_engine()
-    layout.set(w_pad=0.12)
-    map_width = min(width - FRAME - beside, (height - FRAME - below) * keys / queries)
-    _spread(empty, width, MIN_TITLE_WIDTH - BESIDE - beside - map_width)
+    layout.set(w_pad=0.06)
+    _spread(empty, width / count, gap)
     return empty
 
 
@@ -231,20 +306,20 @@ def _label_cells(ax: Axes, array: LabelledArray) -> None:
     box = ax.get_window_extent()
     size = 0.75 * 72 / ax.figure.dpi * min(box.width / keys, box.height / queries)
     # Tokens may contain $, _ or \, which must not be read as formulas.
-    style: dict[str, Any] = {"fontsize": min(9.0, max(size, 2.0)), "parse_math": False}
+    style: dict[str, Any] = {"fontsize": min(8.5, max(size, 2.0)), "parse_math": False}
     style["usetex"] = False
     names = {axis: [brief(s) for s in array.tokens[axis].strings] for axis in array.axes}
     ax.set_yticks(range(queries), names["query"], **style)
     ax.set_xticks(range(keys), names["key"], rotation=90, **style)
-    ax.set_ylabel("query: the token that takes")
-    ax.set_xlabel("key: the token that is taken from")
-    ax.tick_params(length=0, pad=3)
+    ax.set_ylabel("To these tokens (queries)")
+    ax.set_xlabel("From these tokens (keys)")
+    ax.tick_params(length=0, pad=3, labelcolor=ink("ink"))
     ax.spines[:].set_visible(False)
     # Thin lines between the cells let the eye follow a row across the picture.
     ax.set_xticks(np.arange(keys + 1) - 0.5, minor=True)
     ax.set_yticks(np.arange(queries + 1) - 0.5, minor=True)
     ax.tick_params(which="minor", length=0)
-    ax.grid(which="minor", color="#e4e4e4", linewidth=0.5)
+    ax.grid(which="minor", color=ink("line"), linewidth=0.5)
 
 
 def _label_some_cells(ax: Axes, array: LabelledArray, cell: float, *, rows: bool) -> None:
@@ -259,5 +334,5 @@ def _label_some_cells(ax: Axes, array: LabelledArray, cell: float, *, rows: bool
             style["rotation"] = 90
         names = [brief(strings[at]) for at in places] if rows or side == "key" else []
         axis.set_ticks(places if names else [], names, **style)
-    ax.tick_params(length=0, pad=2)
-    ax.spines[:].set_color("#c8c8c8")
+    ax.tick_params(length=0, pad=2, labelcolor=ink("ink"))
+    ax.spines[:].set_color(ink("line"))

@@ -9,15 +9,23 @@ from numpy.typing import NDArray
 
 from normscope.results.arrays import printable
 from normscope.results.attribution import Attribution
-from normscope.show.plots.style import brief, figure, letters, plain, tidy, wrap
+from normscope.show.plots.style import (
+    brief,
+    colour_bar,
+    diverging,
+    figure,
+    ink,
+    letters,
+    plain,
+    styled,
+    tidy,
+    wrap,
+)
 from normscope.show.wording import decimals_for, proof, signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Orange against, blue for, white at zero; the same colours as on the page.
-DIVERGING = ("#7f3b08", "#c9660f", "#f2b163", "#ffffff", "#8db8f2", "#2a66cf", "#0b255f")
-BLUE, ORANGE, GREY = "#2a66cf", "#c9660f", "#8a8f99"
 BARS = 40  # tokens with bars of their own; of a longer text, the largest
 ROW = 0.21  # inches
 COLUMN = 0.2
@@ -25,6 +33,7 @@ WIDEST = 24.0
 READABLE = 0.11  # inches: the smallest width of a column with a label
 
 
+@styled
 def attribution(result: Attribution, ax: Axes | None = None, *, step: int | None = None) -> Axes:
     """Draw the share of every token: signed bars for one answer, a heat map for several.
 
@@ -44,6 +53,7 @@ def attribution(result: Attribution, ax: Axes | None = None, *, step: int | None
     return _bars(result, ax)
 
 
+@styled
 def trace(result: Attribution, ax: Axes | None = None, *, step: int | None = None) -> Axes:
     """Draw shares through the layers: a row for each cut, a column for each token and the bias.
 
@@ -75,18 +85,15 @@ def _bars(result: Attribution, ax: Axes | None) -> Axes:
         ax = figure(width, 1.5 + ROW * len(names)).subplots()
     places = np.arange(len(names))
     plain_rows = _others(result)
-    colours = [
-        GREY if name in plain_rows and place >= len(names) - len(plain_rows) else hue
-        for place, (name, hue) in enumerate(
-            zip(names, np.where(shares < 0, ORANGE, BLUE).tolist(), strict=True)
-        )
-    ]
-    bars = ax.barh(places, shares, color=colours, height=0.72)
+    # Orange against, blue for; the same colours as on the page.
+    signs = np.where(shares < 0, ink("minus"), ink("plus")).tolist()
+    signs[len(names) - len(plain_rows) :] = [ink("muted")] * len(plain_rows)
+    bars = ax.barh(places, shares, color=signs, height=0.72)
     decimals = decimals_for(*shares.tolist())
     texts = [f" {signed(share, decimals)} " for share in shares.tolist()]
-    ax.bar_label(bars, texts, fontsize=8, color="#444444")
-    ax.axvline(0, color="#444444", linewidth=0.8)
-    ax.set_yticks(places, names, fontsize=9)
+    ax.bar_label(bars, texts, fontsize=8, color=ink("ink"))
+    ax.axvline(0, color=ink("muted"), linewidth=0.8)
+    ax.set_yticks(places, names)
     for label in ax.get_yticklabels():
         label.set_parse_math(False)
     ax.invert_yaxis()
@@ -135,7 +142,6 @@ def _heatmap(
     ax: Axes | None,
 ) -> Axes:
     """Draw rows of shares with a column for the bias, apart from the tokens."""
-    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.patches import Rectangle
 
     rows, columns = values.shape
@@ -147,10 +153,13 @@ def _heatmap(
     cells[:, :columns] = values
     cells[:, columns + gap :] = bias[:, None]
     largest = float(max(np.abs(values).max(initial=0.0), np.abs(bias).max(initial=0.0))) or 1.0
-    colours: Any = LinearSegmentedColormap.from_list("shares", DIVERGING)
-    image = ax.imshow(
-        cells, cmap=colours, vmin=-largest, vmax=largest, aspect="auto", interpolation="nearest"
-    )
+    # The gap before the bias is as if nothing were drawn.
+    style: Any = {
+        "cmap": diverging().with_extremes(bad=(0, 0, 0, 0)),
+        "vmin": -largest,
+        "vmax": largest,
+    }
+    image = ax.imshow(cells, **style, aspect="auto", interpolation="nearest")
     ax.set_yticks(range(rows), names, fontsize=8)
     for side in ("top", "right", "bottom", "left"):
         ax.spines[side].set_visible(False)
@@ -162,13 +171,11 @@ def _heatmap(
     ax.set_xticks(places, [*labels, "bias"], rotation=90, fontsize=8 if room > 0.14 else 6)
     for label in (*ax.get_xticklabels(), *ax.get_yticklabels()):
         label.set_parse_math(False)
-    ax.tick_params(length=0)
+    ax.tick_params(length=0, labelcolor=ink("ink"))
     for start, width in ((0, columns), (columns + gap, gap)):
         box = ax.add_patch(Rectangle((start - 0.5, -0.5), width, rows, clip_on=False))
-        box.set(fill=False, edgecolor="#cccccc", linewidth=0.8)
-    whole: Any = ax.figure
-    bar = whole.colorbar(image, ax=ax, aspect=24, pad=0.015, label=f"share ({result.units})")
-    bar.outline.set_edgecolor("#cccccc")
+        box.set(fill=False, edgecolor=ink("line"), linewidth=0.8)
+    colour_bar(image, ax, f"share ({result.units})", aspect=24, shrink=1.0)
     _headline(ax, result)
     return ax
 
@@ -179,9 +186,10 @@ def _headline(ax: Axes, result: Attribution) -> None:
     text = ax.annotate(
         "", (0, 1), (0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=8
     )
-    text.update({**plain(proof(result)), "color": "#5a6475"})
+    text.update({**plain(proof(result)), "color": ink("muted")})
     wrap(text, wide)
     lines = 1 + text.get_text().count("\n")
-    title = ax.set_title("", fontsize=12, loc="left", pad=10 + 11 * lines)
+    style: Any = {"fontsize": 11, "fontweight": "bold"}
+    title = ax.set_title("", **style, loc="left", pad=10 + 11 * lines)
     title.update(plain(printable(result.question)))
     wrap(title, wide)

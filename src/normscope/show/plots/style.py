@@ -1,11 +1,19 @@
-"""What all plots share: figures, colours, labels, and columns of tables of any kind."""
+"""What all plots share: the look of figures, labels, and columns of tables of any kind.
+
+Colours come from `normscope.show.palette`, and everything else that gives figures their look is in
+this module. The look is that of the figures alone: matplotlib's settings are as before when a
+function returns.
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,18 +21,30 @@ from numpy.typing import NDArray
 from normscope.decomposition.scopes import SCOPES
 from normscope.errors import InputError, MissingExtraError
 from normscope.results.arrays import printable
+from normscope.show.palette import (
+    CATEGORIES,
+    CATEGORIES_DARK,
+    DIVERGING,
+    INKS,
+    SEQUENTIAL,
+    text_on,
+)
+from normscope.show.wording import category_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-# Okabe and Ito's colours, distinct for any colour vision; without yellow, too pale for a line.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+DPI = 150  # of figures; `savefig` uses it too unless told otherwise
+PAGE = 7.4  # inches: the width of a page of print; figures of several panels fit into it
 # Markers and dashes keep lines apart in black and white.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 DASHES = ("-", "--", "-.", ":")
-COLOUR_MAP = "cividis"  # lightness rises evenly; blue and yellow are distinct for nearly everyone
 
 # Labels of the columns of statistics that are not named after a scope.
 _COLUMN_LABELS = {
@@ -35,6 +55,149 @@ _COLUMN_LABELS = {
     "mean": "mean of ‖f(x)‖",
     "cv": "σ / mean of ‖f(x)‖",
 }
+# Points; None stands for the size of other text.
+_SIZES = {
+    "font.size": 9.0,
+    "figure.titlesize": 11.0,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9.0,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    "legend.fontsize": 8.5,
+    "axes.linewidth": 0.8,
+    "grid.linewidth": 0.6,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+}
+
+_theme: ContextVar[str] = ContextVar("theme", default="light")
+
+
+@contextmanager
+def theme(name: str = "light") -> Iterator[None]:
+    """Draw the plots made inside this context in a theme, "light" or "dark".
+
+        with plots.theme("dark"):
+            axes = plots.compare(result, layer=2)
+
+    Inside it, figures of your own have the look of the plots as well.
+    """
+    if name not in INKS:
+        raise InputError(f"there is no theme {name!r}; valid: {', '.join(INKS)}")
+    token = _theme.set(name)
+    try:
+        with _matplotlib().rc_context(_settings()):
+            yield
+    finally:
+        _theme.reset(token)
+
+
+def styled(draw: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """Make a function draw in the look of the plots, in the theme of the context."""
+
+    @wraps(draw)
+    def drawing(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        with _matplotlib().rc_context(_settings()):
+            return draw(*args, **kwargs)
+
+    return drawing
+
+
+def _matplotlib() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingExtraError("matplotlib", "plots") from error
+    return matplotlib
+
+
+def _settings() -> dict[str, Any]:
+    """Return the settings of matplotlib under which figures are drawn."""
+    text, lines, ground = ink("ink"), ink("muted"), ink("panel")
+    return _SIZES | {
+        "figure.dpi": DPI,
+        "figure.facecolor": ground,
+        "figure.titleweight": "bold",
+        "axes.facecolor": ground,
+        "axes.edgecolor": lines,
+        "axes.labelcolor": text,
+        "axes.titlecolor": text,
+        "axes.axisbelow": True,
+        "axes.grid": False,
+        "grid.color": ink("line"),
+        "legend.frameon": False,
+        "legend.labelcolor": text,
+        "text.color": text,
+        "text.usetex": False,
+        "xtick.color": lines,
+        "ytick.color": lines,
+        "xtick.labelcolor": text,
+        "ytick.labelcolor": text,
+    }
+
+
+def ink(name: str) -> str:
+    """Return a colour of the theme's surfaces and texts, by its name in the palette."""
+    return INKS[_theme.get()][name]
+
+
+def colour(number: int) -> str:
+    """Return the colour of a line or a group by its number; after the last, they start again."""
+    colours = CATEGORIES if _theme.get() == "light" else CATEGORIES_DARK
+    return colours[number % len(colours)]
+
+
+def sequential(*, reverse: bool = False) -> LinearSegmentedColormap:
+    """Return the colours from nothing to the largest value; `reverse` gives zero the darkest."""
+    return _colour_map("normscope", SEQUENTIAL[_theme.get()], reverse=reverse)
+
+
+def diverging() -> LinearSegmentedColormap:
+    """Return the colours from the most negative value over zero to the most positive."""
+    return _colour_map("normscope-diverging", DIVERGING[_theme.get()], reverse=False)
+
+
+def _colour_map(name: str, colours: Sequence[str], *, reverse: bool) -> LinearSegmentedColormap:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ramp = LinearSegmentedColormap.from_list(name, colours[::-1] if reverse else colours)
+    return ramp.with_extremes(bad=ink("line"))
+
+
+def colour_bar(image: Any, axes: Any, label: str, **options: Any) -> Any:
+    """Add a thin colour bar beside one Axes or several, and return it."""
+    drawn = list(as_array(axes))
+    place: Any = {"aspect": 28, "pad": 0.015, "shrink": 0.9} | options
+    bar = drawn[0].figure.colorbar(image, ax=drawn if len(drawn) > 1 else drawn[0], **place)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2, width=0.6, color=ink("muted"), labelcolor=ink("ink"))
+    return bar
+
+
+def write_values(image: Any, decimals: int) -> None:
+    """Write the value of every cell of an image into it, in the ink that is legible there."""
+    from matplotlib.colors import to_hex
+
+    values = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+    for (row, column), value in np.ndenumerate(values):
+        if np.isfinite(value):
+            style: Any = {"ha": "center", "va": "center", "fontsize": 8}
+            legible = text_on(to_hex(image.cmap(image.norm(value))))
+            image.axes.text(column, row, f"{value:.{decimals}f}", color=legible, **style)
+
+
+def headline(figure: Figure, text: str) -> None:
+    """Say above a figure, in words, what it shows; never read as a formula."""
+    look: Any = {"fontsize": 11, "fontweight": "bold", "color": ink("ink")}
+    title = figure.suptitle("", x=0.012, ha="left", **look)
+    title.update(plain(text))
+    wrap(title, figure.get_figwidth() - 0.2)
+
+
+def category_label(name: Any) -> str:
+    """Return the words for a category of tokens, as a label."""
+    return brief(category_name(str(name)))
 
 
 def label_of(name: str) -> str:
@@ -86,11 +249,11 @@ def _inches(text: Text) -> float:
     return float(text.get_window_extent().width / figure.dpi)
 
 
-def set_title(ax: Axes, title: str) -> None:
-    """Set a small title without formulas, in lines as wide as the panel."""
-    text = ax.set_title("", fontsize=10)
+def set_title(ax: Axes, title: str, width: float | None = None) -> None:
+    """Set a small title without formulas, in lines of `width` inches or as wide as the panel."""
+    text = ax.set_title("")
     text.update(plain(title))
-    wrap(text, ax.get_window_extent().width / ax.figure.dpi)
+    wrap(text, ax.get_window_extent().width / ax.figure.dpi if width is None else width)
 
 
 def figure(width: float, height: float, layout: str = "constrained") -> Figure:
@@ -100,7 +263,10 @@ def figure(width: float, height: float, layout: str = "constrained") -> Figure:
     except ImportError as error:
         raise MissingExtraError("matplotlib", "plots") from error
 
-    return Figure(figsize=(width, height), layout=cast(Any, layout))
+    empty = Figure(figsize=(width, height), layout=cast(Any, layout))
+    engine: Any = empty.get_layout_engine()
+    engine.set(h_pad=0.08, w_pad=0.06)
+    return empty
 
 
 def as_array(axes: Any) -> NDArray[Any]:
@@ -183,13 +349,16 @@ def chosen(wanted: Sequence[str] | str | None, valid: Sequence[str], what: str) 
 def tidy(ax: Axes) -> None:
     """Leave two thin axes and a faint grid."""
     ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(color="#e4e4e4", linewidth=0.6)
+    ax.spines[["bottom", "left"]].set(color=ink("muted"), linewidth=0.8)
+    # Ticks are made when they are drawn, with the settings of that moment unless fixed now.
+    ax.tick_params(length=2.5, width=0.8, color=ink("muted"), labelcolor=ink("ink"), labelsize=8)
+    ax.grid(color=ink("line"), linewidth=0.6)
     ax.set_axisbelow(True)
 
 
 def legend(ax: Axes, **options: Any) -> None:
     """Add a legend beside the picture, where it hides nothing; entries are never formulas."""
-    place: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "frameon": False}
+    place: Any = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
     entries = ax.legend(**(place | options)).get_texts()
     for text in entries:
         text.set_parse_math(False)
