@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import webbrowser
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.attributions import attribution
-from tests.helpers.commands import run
+from tests.helpers.commands import addresses, run
 
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +52,7 @@ def test_other_files_are_refused_with_advice(name: str, message: str) -> None:
 def test_without_an_output_the_page_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    opened = addresses(monkeypatch)
     attribution().save(tmp_path / "keys.safetensors")
     done = run("view", str(tmp_path / "keys.safetensors"))
     assert done.exit_code == 0
