@@ -83,7 +83,7 @@ pictures: $(VENV)/.installed  ## draw every picture of the docs and the reproduc
 	$(VENV)/bin/python docs/make_serve_pictures.py
 
 clean:  ## remove what these goals made
-	rm -rf $(VENV) $(VENV_LOWEST) site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV_LOWEST) .cache site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f normscope-demo.png normscope-demo-attribution.png
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -1,89 +1,127 @@
-"""Run every script in examples/ and write the gallery page with its figures, tables and code.
+"""Run every script in examples/ and write the gallery: findings with their pictures and code.
 
-python docs/make_gallery.py     # writes docs/gallery.md and docs/images/gallery/
+    python docs/make_gallery.py                # all
+    python docs/make_gallery.py fact negation  # these pictures and findings; the rest as it is
+
+Writes docs/gallery.md and docs/images/gallery/. A script draws one picture and prints one finding,
+whose numbers it computes; tests/project/test_examples.py checks that each finding holds.
 """
 
 from __future__ import annotations
 
 import ast
-import csv
+import contextlib
+import io
+import re
 import runpy
 import sys
-import tempfile
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"
 IMAGES = DOCS / "images" / "gallery"
+PAGE = DOCS / "gallery.md"
 
-# These come first; the others follow in alphabetical order.
-FIRST = ["weights_and_norms", "special_tokens", "weight_against_length", "block_maps"]
+# The findings, in the order of the page. Other scripts follow, as pictures without a finding.
+FINDINGS = (
+    *("weights_and_norms", "special_tokens", "attention_sink", "short_vectors", "heads_cancel"),
+    *("mixing_ratios", "layer_norm", "feed_forward_pairs", "agreement", "repeated_name", "fact"),
+    *("negation", "translation", "few_bits"),
+)
+# Live pages (docs/live.py) that are shown with a finding.
+LIVE = {"weights_and_norms": "weights-and-norms", "agreement": "are-or-is"}
 
 HEAD = """# Gallery
 
-Each figure or table comes from one short script in `examples/`. To adapt a script, copy it and
-insert your own model and text. Pass the name of the output file, as in
-`python examples/mixing_ratios.py ratios.pdf`; its suffix selects the format. `docs/make_gallery.py`
-generates this page.
+Findings on real models: the sentence encoder all-MiniLM-L6-v2, the language model
+SmolLM2-135M-Instruct, and the German–English model that comes with normscope. The sentence in bold
+is what the script prints; it describes the model and the texts in that script. To try your own,
+copy the script from `examples/` and replace them. `python examples/fact.py fact.pdf` writes the
+picture to a file, in the format of its suffix.
+"""
+MORE = """## More pictures
+
+These scripts draw figures of the papers.
 """
 
 
 def scripts() -> list[Path]:
     """Return the scripts in the order of the page."""
     paths = {path.stem: path for path in sorted(EXAMPLES.glob("*.py"))}
-    return [paths.pop(name) for name in FIRST] + list(paths.values())
+    return [paths.pop(name) for name in FINDINGS] + list(paths.values())
 
 
-def suffix_of(script: Path) -> str:
-    """Return the suffix of the file that a script writes by default."""
-    return Path(script.read_text(encoding="utf-8").rpartition(f'"{script.stem}.')[2]).name[:3]
+def run(script: Path, output: Path) -> tuple[str, dict[str, Any]]:
+    """Run a script as from the command line; return what it prints and its variables.
 
-
-def run(script: Path, output: Path) -> None:
-    """Run a script as from the command line, but in this process, so that torch is loaded once."""
+    It runs in this process, so that torch is loaded once.
+    """
     before, sys.argv = sys.argv, [str(script), str(output)]
+    printed = io.StringIO()
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        with contextlib.redirect_stdout(printed):
+            variables = runpy.run_path(str(script), run_name="__main__")
     finally:
         sys.argv = before
+    return " ".join(printed.getvalue().split()), variables
 
 
-def main() -> None:
-    """Write all figures and the page."""
+def finding_on_page(script: Path) -> str:
+    """Return the finding of a script that the page states."""
+    page = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    section = page.partition(f"{{#{script.stem}}}\n")[2].partition("\n## ")[0]
+    stated = re.search(r"^\*\*(.+)\*\*$", section, re.MULTILINE)
+    return stated[1] if stated else ""
+
+
+def main(*names: str) -> None:
+    """Run the scripts of these names, or all, and write the page."""
     IMAGES.mkdir(parents=True, exist_ok=True)
+    if unknown := set(names) - {script.stem for script in scripts()}:
+        sys.exit(f"examples/ has no {', '.join(sorted(unknown))}")
     sections = [HEAD]
     for script in scripts():
-        sections.append(section(script))
-        print(script.stem)
-    (DOCS / "gallery.md").write_text("\n".join(sections), encoding="utf-8")
+        if script.stem not in FINDINGS and MORE not in sections:
+            sections.append(MORE)
+        if not names or script.stem in names:
+            finding, _ = run(script, IMAGES / f"{script.stem}.png")
+            print(script.stem)
+        else:
+            finding = finding_on_page(script)
+        sections.append(section(script, finding))
+    PAGE.write_text("\n".join(sections), encoding="utf-8")
 
 
-def section(script: Path) -> str:
-    """Return a section with the docstring, the figure or table, and the folded code."""
+def section(script: Path, finding: str) -> str:
+    """Return a section: what is found, the numbers, the picture, and the code."""
     code = script.read_text(encoding="utf-8")
-    docstring = ast.get_docstring(ast.parse(code)) or ""
-    first, _, rest = docstring.partition("\n\n")
-    title = script.stem.replace("_", " ").capitalize()
-    if suffix_of(script) == "png":
-        run(script, IMAGES / f"{script.stem}.png")
-        shown = f"![{first}](images/gallery/{script.stem}.png)"
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "table.csv"
-            run(script, output)
-            shown = _table(output)
+    title, _, about = (ast.get_docstring(ast.parse(code)) or "").partition("\n\n")
+    parts = [f"{'##' if script.stem in FINDINGS else '###'} {title.rstrip('.')} {{#{script.stem}}}"]
+    parts += [f"**{finding}**"] * bool(finding) + [about]
+    parts.append(f"![{title}](images/gallery/{script.stem}.png)")
+    if script.stem in FINDINGS:
+        parts.append(f"```py\n{measurement(code)}\n```")
     inside = "".join(f"    {line}".rstrip() + "\n" for line in code.splitlines())
     # Indented, because the tests run unindented blocks, and these run as scripts already.
-    folded = f'??? example "examples/{script.name}"\n\n    ```py\n{inside}    ```\n'
-    return f"## {title}\n\n{first}\n\n{rest}\n\n{shown}\n\n{folded}"
+    parts.append(
+        f'??? example "The whole script: examples/{script.name}"\n\n    ```py\n{inside}    ```'
+    )
+    if script.stem in LIVE:
+        parts.append(f"<!-- live: {LIVE[script.stem]} -->")
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _table(file: Path) -> str:
-    with file.open(encoding="utf-8", newline="") as lines:
-        head, *rows = csv.reader(lines)
-    cells = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in cells)
+def measurement(code: str) -> str:
+    """Return the part of a script that computes the finding: from the imports to its sentence."""
+    tree = ast.parse(code)
+    imports = [
+        at for at, node in enumerate(tree.body) if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    printing = [at for at, node in enumerate(tree.body) if "print(" in ast.unparse(node)]
+    first, last = tree.body[imports[-1] + 1], tree.body[printing[-1]]
+    return "\n".join(code.splitlines()[first.lineno - 1 : last.end_lineno])
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

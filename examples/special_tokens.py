@@ -1,6 +1,6 @@
-"""Compare the shares of [CLS] and [SEP] in the weight and in the norm, layer by layer.
+"""Special tokens collect attention in every layer, and contribute little in every layer.
 
-In most layers about half of the weight goes to [CLS], but most of the norm comes from words.
+The shares of [CLS] and [SEP] together, averaged over all tokens of two sentences, in MiniLM.
 """
 
 import sys
@@ -9,29 +9,27 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import normscope
+from normscope.show.palette import CATEGORIES
 
 result = normscope.analyze(
     None,
     text="Anna baked a cake, and Tom ate most of it.",
     text_pair="She was not angry, because he had washed every dish.",
 )
-tokens = np.array(result.tokens.strings)
-groups = {name: np.isin(tokens, name.split()) for name in ("[CLS]", "[SEP]", ", .")}
-groups["words"] = ~np.logical_or.reduce(list(groups.values()))
-colours = ["#0072B2", "#56B4E9", "#E69F00", "#BBBBBB"]
+special = list(result.tokens.special)
+shares = {}
+for name, label in {"attn_w": "of the attention weight", "attn_n": "of what is added"}.items():
+    rows = result[name].values / result[name].values.sum(axis=-1, keepdims=True)
+    shares[label] = rows[:, :, special].sum(axis=-1).mean(axis=-1)  # one number for each layer
+weight, norm = shares.values()
+print(f"[CLS] and [SEP] get {weight.min():.0%} to {weight.max():.0%} of the attention weight,")
+print(f"but make up {norm.min():.0%} to {norm.max():.0%} of what is added.")
 
-figure = Figure(figsize=(7, 3), layout="constrained")
-axes = figure.subplots(1, 2, sharey=True)
-for ax, name, title in zip(axes, ("attn_w", "attn_n"), ("weight", "norm"), strict=True):
-    values = result[name].values
-    shares = values / values.sum(axis=-1, keepdims=True)
-    bottom = np.zeros(len(values))
-    for (group, members), colour in zip(groups.items(), colours, strict=True):
-        share = shares[:, :, members].sum(axis=-1).mean(axis=-1)
-        ax.bar(range(len(share)), share, bottom=bottom, label=group, color=colour, width=0.8)
-        bottom += share
-    ax.set(title=f"share of the {title}", xlabel="layer", ylim=(0, 1), xticks=range(6))
-    ax.spines[["top", "right"]].set_visible(False)
-handles = axes[0].get_legend_handles_labels()[0]
-figure.legend(handles=handles[::-1], loc="outside right center", frameon=False)
+figure = Figure(figsize=(6.4, 2.8), layout="constrained")
+ax = figure.subplots()
+for shift, (label, share), colour in zip((-0.2, 0.2), shares.items(), CATEGORIES, strict=False):
+    ax.bar(np.arange(result.layers) + shift, 100 * share, 0.38, color=colour, label=label)
+ax.set(xlabel="layer", ylabel="[CLS] and [SEP], %")
+ax.legend(frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, 1.18))
+ax.spines[["top", "right"]].set_visible(False)
 figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "special_tokens.png", dpi=100)

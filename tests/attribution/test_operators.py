@@ -17,17 +17,19 @@ from normscope.attribution.operators import (
     Bilinear,
     ElementwiseProduct,
     HeldNorm,
-    Midpoint,
     Operator,
     Origin,
+    Slope,
+    path_parts,
+)
+from normscope.attribution.secants import (
+    Midpoint,
     SecantExtreme,
     SecantLogSumExp,
     SecantNorm,
     SecantQuotient,
     SecantSlope,
     SecantSoftmax,
-    Slope,
-    path_parts,
 )
 
 

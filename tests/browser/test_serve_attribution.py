@@ -45,8 +45,13 @@ def running(folder: Path) -> Iterator[Server]:
 
 
 def choose(page: Page, model: str, question: str) -> None:
-    page.get_by_label("Model", exact=True).select_option(model)
     page.get_by_role("radio", name=question).check()
+    page.get_by_label("Model", exact=True).select_option(model)
+    expect(page.get_by_role("radio", name=question)).to_be_checked()
+
+
+def open_advanced(page: Page) -> None:
+    page.locator("#advanced").evaluate("details => { details.open = true; }")
 
 
 def ask(page: Page) -> None:
@@ -85,50 +90,65 @@ def expected(folder: Path, name: str, **question: Any) -> Any:
 
 
 def titles(page: Page) -> list[str]:
-    return [text.strip() for text in page.locator("#questions label").all_inner_texts()]
+    return page.locator("#questions input").evaluate_all(
+        "boxes => boxes.map(box => document.getElementById(box.getAttribute('aria-labelledby'))"
+        ".textContent)"
+    )
 
 
 def test_a_model_offers_what_its_head_can_answer(running: Server, watched: Page) -> None:
     page = opened(watched, running.url)
-    offered = {}
-    for name in ("writer", "classifier", "masked", "translator", "encoder"):
-        page.get_by_label("Model", exact=True).select_option(name)
-        offered[name] = titles(page)
-    maps = "How do the tokens mix, layer by layer?"
-    write = "Let the model write: what made each word?"
-    assert offered == {
-        "writer": [maps, "What made the next word?", write, "What made this continuation?"],
-        "classifier": [maps, "What made the label?"],
-        "masked": [maps, "What made the word at the mask?"],
-        "translator": [maps, "What made this translation?", write],
-        "encoder": [maps, "What makes two texts similar?"],
+    model = page.get_by_label("Model", exact=True)
+    maps = "What does each word get from the others?"
+    made = {
+        "Which words made this answer?": "writer",
+        "How does it continue?": "writer",
+        "Which words made this continuation?": "writer",
+        "Which words made this label?": "classifier",
+        "Which words made the missing word?": "masked",
+        "Which words made this translation?": "translator",
+        "How similar are two texts?": "encoder",
     }
-    expect(page.get_by_text("Maps", exact=True)).to_be_visible()
+    assert titles(page) == [maps, *made]
+    # A question goes to a model that can answer it, and to the selected one if that can.
+    for question, name in made.items():
+        page.get_by_role("radio", name=question).check()
+        expect(model).to_have_value(name)
+        expect(page.get_by_role("radio", name=question)).to_be_checked()
+    page.get_by_role("radio", name=maps).check()
+    expect(model).to_have_value("encoder")
+    model.select_option("translator")
+    page.get_by_role("radio", name="What does the model write?").check()
+    expect(model).to_have_value("translator")
+    model.select_option("classifier")
+    expect(page.get_by_role("radio", name=maps)).to_be_checked()
+    open_advanced(page)
+    expect(page.get_by_text("What to measure", exact=True)).to_be_visible()
     page.get_by_role("radio", name="similar").check()
-    expect(page.get_by_text("Maps", exact=True)).to_be_hidden()
+    expect(page.get_by_text("What to measure", exact=True)).to_be_hidden()
     expect(page.get_by_role("textbox", name="Answer")).to_be_hidden()
-    expect(page.get_by_label("Similar to this text")).to_have_value("Someone makes music.")
+    expect(page.get_by_label("The other text")).to_have_value("Someone makes music.")
 
 
 def test_an_example_never_replaces_what_was_written(running: Server, watched: Page) -> None:
     page = opened(watched, running.url)
     text = page.locator("#text")
-    choose(page, "writer", "What made the next word?")
+    choose(page, "writer", "Which words made this answer?")
     expect(text).to_have_value("The keys to the cabinet")
-    page.get_by_role("radio", name="Let the model write").check()
+    page.get_by_role("radio", name="How does it continue?").check()
     expect(text).to_have_value("Once upon a time, there was a")
     text.fill(TEXT)
-    choose(page, "encoder", "What makes two texts similar?")
+    choose(page, "encoder", "How similar are two texts?")
     expect(text).to_have_value(TEXT)
     page.get_by_label("Model", exact=True).select_option("writer")
-    expect(page.get_by_role("radio", name="How do the tokens mix")).to_be_checked()
+    expect(page.get_by_role("radio", name="What does each word get")).to_be_checked()
 
 
 def test_answer_and_foil_then_downloads(
     running: Server, watched: Page, folder: Path, tmp_path: Path
 ) -> None:
     page = opened(watched, running.url)
-    choose(page, "writer", "What made the next word?")
+    choose(page, "writer", "Which words made this answer?")
     page.get_by_label("Prompt").fill(TEXT)
     page.get_by_role("textbox", name="Answer").fill("dog")
     page.get_by_role("textbox", name="Rather than").fill("cat")
@@ -150,11 +170,11 @@ def test_the_model_writes_and_a_click_shows_what_made_a_token(
     running: Server, watched: Page, folder: Path
 ) -> None:
     page = opened(watched, running.url)
-    choose(page, "writer", "Let the model write")
+    choose(page, "writer", "How does it continue?")
     page.get_by_label("Prompt").fill(TEXT)
     page.get_by_label("Tokens to write").fill("4")
-    page.get_by_text("More", exact=True).click()
-    page.get_by_label("also inside the model").check()
+    open_advanced(page)
+    page.get_by_label("Look inside the model too").check()
     frame = asked(page)
     result = expected(folder, "writer", text=TEXT, generate=4, trace=True)
     answer = frame.get_by_role("listbox", name="Answer").get_by_role("option")
@@ -170,7 +190,7 @@ def test_the_model_writes_and_a_click_shows_what_made_a_token(
 def test_labels_similarity_and_translations(running: Server, watched: Page, folder: Path) -> None:
     page = opened(watched, running.url)
     page.locator("#text").fill(TEXT)
-    choose(page, "classifier", "What made the label?")
+    choose(page, "classifier", "Which words made this label?")
     expect(page.get_by_role("combobox", name="Label")).to_have_value("")  # the model's own choice
     own = expected(folder, "classifier", text=TEXT)
     expect(headline(asked(page))).to_have_text(f"What makes the text '{own.answer}'")
@@ -178,16 +198,16 @@ def test_labels_similarity_and_translations(running: Server, watched: Page, fold
     page.get_by_role("combobox", name="Rather than").select_option("neutral")
     frame = asked(page)
     expect(headline(frame)).to_have_text("What makes the text 'positive' rather than 'neutral'")
-    choose(page, "encoder", "What makes two texts similar?")
-    page.get_by_label("Similar to this text").fill("the dog ran")
-    page.get_by_text("More", exact=True).click()
+    choose(page, "encoder", "How similar are two texts?")
+    page.get_by_label("The other text").fill("the dog ran")
+    open_advanced(page)
     page.get_by_label("Compare with another input").fill("zero")
     frame = asked(page)
     similar = expected(folder, "encoder", text=TEXT, similar_to="the dog ran", baseline="zero")
     expect(frame.locator(".ns-proof")).to_contain_text("baseline zero")
     assert amounts(frame)["sum"] == pytest.approx(similar.value, abs=0.006)
     page.get_by_label("Compare with another input").fill("")
-    choose(page, "translator", "What made this translation?")
+    choose(page, "translator", "Which words made this translation?")
     page.get_by_role("textbox", name="Translation").fill("the dog ran")
     frame = asked(page)
     result = expected(folder, "translator", text=TEXT, target="the dog ran")
@@ -198,7 +218,7 @@ def test_labels_similarity_and_translations(running: Server, watched: Page, fold
 def test_errors_in_words_and_no_old_result_below_them(running: Server, watched: Page) -> None:
     watched.expected = ["400"]  # type: ignore[attr-defined]
     page = opened(watched, running.url)
-    choose(page, "masked", "What made the word at the mask?")
+    choose(page, "masked", "Which words made the missing word?")
     page.locator("#text").fill("the sun sat on the mat")  # "sun" is this tokenizer's mask
     page.get_by_role("textbox", name="Answer").fill("cat")
     frame = asked(page)
@@ -212,14 +232,14 @@ def test_errors_in_words_and_no_old_result_below_them(running: Server, watched: 
     page.get_by_role("textbox", name="Rather than").fill("")
     page.locator("#text").fill(TEXT)
     refused(page, "the text has no mask token; put sun once where the word is missing")
-    choose(page, "writer", "What made the next word?")
+    choose(page, "writer", "Which words made this answer?")
     page.get_by_label("Prompt").fill("cat " * 40)
     refused(page, "the text has 42 tokens including special tokens")
-    page.get_by_role("radio", name="Let the model write").check()
+    page.get_by_role("radio", name="How does it continue?").check()
     page.get_by_label("Prompt").fill("cat " * 20)
     refused(page, "the prompt has 22 tokens and 12 may follow")
     page.get_by_label("Prompt").fill(TEXT)
-    page.get_by_text("More", exact=True).click()
+    open_advanced(page)
     page.get_by_label("Compare with another input").fill("the dog")
     refused(page, "the text has 7 tokens and the baseline 3")
     page.get_by_label("Compare with another input").fill("the dog sat on the mat")
@@ -230,7 +250,7 @@ def test_a_space_is_put_before_a_new_word(running: Server, watched: Page) -> Non
     page = opened(watched, running.url)
     sent: list[Any] = []
     page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
-    choose(page, "writer", "What made the next word?")
+    choose(page, "writer", "Which words made this answer?")
     answer = page.get_by_role("textbox", name="Answer")
     for prompt, written in {
         TEXT: "dog",
@@ -242,7 +262,7 @@ def test_a_space_is_put_before_a_new_word(running: Server, watched: Page) -> Non
         page.get_by_label("Prompt").fill(prompt)
         answer.fill(written)
         asked(page)
-    page.get_by_label("begins a new word").uncheck()
+    page.get_by_label("starts a new word").uncheck()
     page.get_by_label("Prompt").fill(TEXT)
     answer.fill("dog")
     asked(page)
@@ -251,9 +271,9 @@ def test_a_space_is_put_before_a_new_word(running: Server, watched: Page) -> Non
 
 def test_hostile_text_is_only_shown(running: Server, watched: Page) -> None:
     page = opened(watched, running.url)
-    choose(page, "encoder", "What makes two texts similar?")
+    choose(page, "encoder", "How similar are two texts?")
     page.locator("#text").fill("<img src=x onerror=alert(1)>")
-    page.get_by_label("Similar to this text").fill(HOSTILE[:40])
+    page.get_by_label("The other text").fill(HOSTILE[:40])
     frame = asked(page)
     expect(headline(frame)).to_contain_text("<img src=x")
     assert page.frames[1].evaluate("document.querySelectorAll('img').length") == 0
@@ -264,13 +284,11 @@ def test_a_phone_never_scrolls_sideways(running: Server, watched: Page, scheme: 
     watched.set_viewport_size({"width": 390, "height": 800})
     watched.emulate_media(color_scheme=scheme)
     page = opened(watched, running.url)
-    for model in ("classifier", "masked", "translator", "encoder", "writer"):
-        page.get_by_label("Model", exact=True).select_option(model)
-        for radio in page.locator("#questions input").all():
-            radio.check()
-            page.locator("#more").evaluate("more => { more.open = true; }")
-            assert page.evaluate("document.documentElement.scrollWidth") == 390
-    page.get_by_role("radio", name="Let the model write").check()
+    open_advanced(page)
+    for question in titles(page):
+        page.get_by_role("radio", name=question).check()
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+    page.get_by_role("radio", name="How does it continue?").check()
     page.get_by_label("Prompt").fill(TEXT)
     frame = asked(page)
     frame.get_by_role("listbox", name="Answer").get_by_role("option").first.click()

@@ -54,6 +54,7 @@ def analysed(page: Page) -> Any:
 def test_from_form_to_download(running: Server, watched: Page, tmp_path: Path) -> None:
     page = opened(watched, running.url)
     page.get_by_label("Text", exact=True).fill("The cat sat on the mat.")
+    page.get_by_text("Advanced", exact=True).click()
     page.get_by_label("Second text").fill("It slept.")
     page.get_by_label("Norms with the residual").check()
     page.get_by_role("button", name="Analyse").click()
@@ -118,10 +119,13 @@ def test_errors_are_shown(running: Server, watched: Page) -> None:
     page.get_by_label("Text", exact=True).fill("cat " * 300)
     page.get_by_role("button", name="Analyse").click()
     expect(page.locator("#status")).to_contain_text("302 tokens", timeout=SLOW)
+    page.get_by_text("Advanced", exact=True).click()
     for box in page.locator("#maps input").all():
         box.uncheck()
+    page.get_by_text("Advanced", exact=True).click()
     page.get_by_role("button", name="Analyse").click()
-    expect(page.locator("#status")).to_have_text("Select at least one map.")
+    expect(page.locator("#status")).to_contain_text("Select at least one thing")
+    expect(page.locator("#advanced")).to_have_attribute("open", "")  # where it is
 
 
 def test_an_old_result_does_not_stay_below_an_error(running: Server, watched: Page) -> None:
@@ -135,6 +139,63 @@ def test_an_old_result_does_not_stay_below_an_error(running: Server, watched: Pa
     expect(page.locator("#result")).to_be_hidden()
 
 
+def test_an_empty_text_hides_the_old_result(running: Server, watched: Page) -> None:
+    page = opened(watched, running.url)
+    text = page.get_by_label("Text", exact=True)
+    page.get_by_role("button", name="Analyse").click()
+    analysed(page)
+    text.fill("  ")
+    expect(page.locator("#stale")).to_be_visible()  # the result is that of an earlier text
+    page.get_by_role("button", name="Analyse").click()
+    expect(page.locator("#status")).to_have_text("Text is empty: write at least one word.")
+    expect(page.locator("#result")).to_be_hidden()
+    expect(text).to_be_focused()
+    expect(text).to_have_attribute("aria-invalid", "true")
+    text.fill("The cat sat.")
+    expect(text).not_to_have_attribute("aria-invalid", "true")
+    page.get_by_role("button", name="Analyse").click()
+    analysed(page)
+    expect(page.locator("#result")).to_be_visible()
+    expect(page.locator("#stale")).to_be_hidden()
+
+
+def test_the_first_view_asks_for_a_question_and_a_text(running: Server, watched: Page) -> None:
+    page = opened(watched, running.url)
+    expect(page.get_by_role("group", name="What do you want to know?")).to_be_visible()
+    expect(page.get_by_role("radio", name="What does each word get")).to_be_checked()
+    expect(page.get_by_label("Text", exact=True)).not_to_be_empty()
+    expect(page.locator("#advanced")).not_to_have_attribute("open", "")
+    for hidden in ("#maps", "#heads-field", "#pair"):
+        expect(page.locator(hidden)).to_be_hidden()
+    assert page.locator("textarea:visible").count() == 1
+    assert page.get_by_role("checkbox").count() == 0  # none that can be seen
+
+
+def test_a_reload_keeps_text_and_options(running: Server, watched: Page) -> None:
+    page = opened(watched, running.url)
+    page.get_by_label("Text", exact=True).fill("My own text.")
+    page.get_by_text("Advanced", exact=True).click()
+    page.get_by_label("Second text").fill("And a second one.")
+    page.get_by_label("Norms with the residual").check()
+    page.get_by_role("checkbox", name="Attention weights").uncheck()
+    page.get_by_label("one by one").check()
+    page.reload()
+    expect(page.get_by_role("button", name="Analyse")).to_be_enabled(timeout=SLOW)
+    expect(page.get_by_label("Text", exact=True)).to_have_value("My own text.")
+    expect(page.get_by_label("Second text")).to_have_value("And a second one.")
+    expect(page.get_by_label("Norms with the residual")).to_be_checked()
+    expect(page.get_by_role("checkbox", name="Attention weights")).not_to_be_checked()
+    expect(page.get_by_label("one by one")).to_be_checked()
+    page.get_by_role("radio", name="How similar are two texts?").check()
+    page.get_by_label("The other text").fill("Another text.")
+    page.reload()
+    expect(page.get_by_role("button", name="Analyse")).to_be_enabled(timeout=SLOW)
+    expect(page.get_by_role("radio", name="How similar are two texts?")).to_be_checked()
+    expect(page.get_by_label("The other text")).to_have_value("Another text.")
+    expect(page.get_by_label("Text", exact=True)).to_have_value("My own text.")
+    assert "text" not in page.url.lower()  # it is in no address, and so in no log
+
+
 def test_source_and_target_by_keyboard_on_a_phone_in_the_dark(
     running: Server, watched: Page
 ) -> None:
@@ -142,21 +203,21 @@ def test_source_and_target_by_keyboard_on_a_phone_in_the_dark(
     watched.emulate_media(color_scheme="dark")
     page = opened(watched, running.url)
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert ground == "rgb(20, 24, 29)"
+    assert ground == "rgb(17, 20, 27)"  # that of the palette, as on the page of a result
     page.get_by_label("Model", exact=True).focus()
     page.keyboard.press("ArrowDown")
     expect(page.get_by_label("Second text")).to_be_hidden()
-    page.keyboard.press("Tab")  # to the questions
     page.keyboard.press("Tab")
     page.keyboard.press("Control+a")
     page.keyboard.type("the cat sat on the mat")
     page.keyboard.press("Tab")
     page.keyboard.type("the dog ran")
-    page.get_by_label("separate").focus()
+    page.locator("#advanced summary").focus()
+    page.keyboard.press("Enter")
+    page.get_by_label("one by one").focus()
     page.keyboard.press("Space")
     expect(page.get_by_label("The attention block (ATB)")).to_be_disabled()
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
+    page.keyboard.press("Control+Enter")
     frame = analysed(page)
     expect(frame.get_by_text("mat", exact=True).first).to_be_visible(timeout=SLOW)
     assert page.evaluate("document.documentElement.scrollWidth") == 360

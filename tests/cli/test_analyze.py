@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import importlib.metadata
 import json
+import os
 import re
+import subprocess
+import sys
+import webbrowser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +18,16 @@ import huggingface_hub
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 import normscope
 from normscope import Contributions, InputError
+from normscope.cli.app import app
 from normscope.models.architectures import tiny_model
 from normscope.results import files
+from normscope.results.formats import check_output
 from normscope.show import terminal
+from normscope.show.wording import short_signature
 from tests.helpers.commands import CAT, fail, rows_of, save_tiny_model, succeed
 from tests.helpers.tiny import tokenizer
 
@@ -46,9 +54,11 @@ def test_the_table_shows_the_first_by_weight_and_by_norm() -> None:
         assert mark == ("=" if tops[0] == tops[1] else "≠")
         differ.append(float(abs(weight - norm).sum(axis=1).mean()) / 2)
         assert apart == f"{100 * differ[-1]:.1f}%"
-    assert f"They differ most in layer {np.argmax(differ)}, by {100 * max(differ):.1f}%" in printed
+    assert f"Weights and norms differ most in layer {np.argmax(differ)} (0–5): " in printed
     assert f"attn_n {result.error['attn_n']:.1e}" in printed
-    assert printed.endswith(f"signature  {result.signature}\n")
+    short = short_signature(result.signature, "--signature", 69)
+    assert printed.endswith(f"signature  {short}\n")
+    assert max(map(len, printed.splitlines())) <= 80
     # The point of it all, on a real model: [CLS] has much of the weight and little of the norm.
     assert any(row[1] == "0 [CLS]" and float(row[2][:-1]) > 5 * float(row[3][:-1]) for row in rows)
 
@@ -69,7 +79,7 @@ def test_each_head_has_a_row(bert: str) -> None:
     printed = succeed("analyze", "--model", bert, "--text", CAT, "--heads", "each").stdout
     rows = rows_of(printed, 10)
     assert [row[:2] for row in rows] == [[str(i // 4), str(i % 4)] for i in range(12)]
-    assert re.search(r"They differ most in layer \d, head \d", printed)
+    assert re.search(r"norms differ most in layer \d \(0–2\), head \d", printed)
 
 
 @pytest.mark.parametrize("name", ["attn_w", "attn_n"])
@@ -99,7 +109,8 @@ def test_json_is_the_result(bert: str, tmp_path: Path) -> None:
     assert written == {**result.to_dict(), "layers": [0, 1, 2]}
     assert {"signature", "tokens", "maps", "error"} <= set(written)
     assert done.stdout == ""
-    assert done.stderr == f"wrote {file}\n{result.signature}\n"
+    short = short_signature(result.signature, "--signature", 69)
+    assert done.stderr == f"wrote {file}\nsignature  {short}\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
@@ -163,7 +174,7 @@ def test_a_picture_of_the_layer_that_tells_most(
     most = int(terminal.difference(*shares).argmax())
     done = succeed("analyze", "--model", bert, "--text", CAT, "--output", str(tmp_path / name))
     assert done.stderr.startswith(
-        f"normscope: the picture shows layer {most}\nwrote {tmp_path / name}\n"
+        f"normscope: the picture shows layer {most} (0–2)\nwrote {tmp_path / name}\n"
     )
     assert (tmp_path / name).read_bytes().startswith(begins)
 
@@ -280,7 +291,7 @@ def test_a_part_without_the_layer_is_left_out_and_named(bart: str) -> None:
         ),
         (["--text", CAT, "--output", "nowhere/out.csv"], "there is no folder '.*nowhere'"),
         (["--text", CAT, "--frobnicate"], "No such option.*see normscope analyze --help"),
-        ([], "Missing option '--text'; see normscope analyze --help"),
+        ([], "no text was given; write it after the command"),
     ],
 )
 def test_a_mistake_gets_one_clear_line(bert: str, arguments: list[str], message: str) -> None:
@@ -296,6 +307,11 @@ def test_a_mistake_gets_one_clear_line(bert: str, arguments: list[str], message:
         ["--output", "out.txt"],
         ["--output", "nowhere/out.json"],
         ["--output", "."],
+        ["--query", "cat", "--output", "out.json"],
+        ["--query", "cat", "--reduce", "argmax"],
+        ["--words", "--reduce", "argmax"],
+        ["--open", "--output", "out.csv"],
+        ["--text-pair", ""],
         ["--attention", "flash", "--output", "page.html"],
     ],
 )
@@ -366,7 +382,7 @@ def test_a_name_that_is_not_on_this_machine_is_refused(
 
 def test_input_error_is_still_an_error_of_the_library() -> None:
     with pytest.raises(InputError, match=r"must end in one of: \.json"):
-        files.check_output("out.txt")
+        check_output("out.txt")
 
 
 # ---- reductions
@@ -396,3 +412,92 @@ def test_reductions_as_json(bert: str, tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_reductions_that_cannot_be(bert: str, how: list[str], message: str) -> None:
     assert message in fail("analyze", "--model", bert, "--text", CAT, *how)
+
+
+# ---- the text, one query, words, the page in the browser
+
+
+def test_the_text_is_an_argument_or_comes_from_standard_input(bert: str) -> None:
+    with_option = succeed("analyze", "--model", bert, "--text", CAT).stdout
+    assert succeed("analyze", CAT, "--model", bert).stdout == with_option
+    for name in ("-", None):
+        arguments = ["analyze", *([name] if name else []), "--model", bert]
+        done = CliRunner().invoke(app, arguments, input=f"{CAT}\n", prog_name="normscope")
+        assert done.stdout == with_option
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b""])
+def test_standard_input_that_is_no_text(bert: str, data: bytes) -> None:
+    done = CliRunner().invoke(app, ["analyze", "-", "--model", bert], input=data)
+    assert done.exit_code == 2
+    assert ("is not UTF-8 text" if data else "text is empty") in done.stderr
+
+
+def test_a_query_shows_what_one_token_receives(bert: str) -> None:
+    result = normscope.analyze(bert, text=CAT)
+    printed = succeed("analyze", CAT, "--model", bert, "--query", "the").stdout
+    places = [at for at, token in enumerate(result.tokens.strings) if token == "the"]
+    assert len(places) == 2
+    assert [int(at) for at in re.findall(r"^What (\d+) the receives", printed, re.M)] == places
+    rows = rows_of(printed, 7)
+    assert len(rows) == 2 * 2 * 3  # two occurrences, two maps, three layers
+    norms = result["attn_n"].values[2, places[1]].astype(float)
+    top = int(norms.argmax())
+    assert rows[-1][:3] == [
+        "2", f"{top} {result.tokens.strings[top]}", f"{100 * norms[top] / norms.sum():.1f}%",
+    ]  # fmt: skip
+    by_position = succeed("analyze", CAT, "--model", bert, "--query", str(places[1])).stdout
+    assert rows_of(by_position, 7) == rows[6:]
+    line = fail("analyze", CAT, "--model", bert, "--query", "zebra")
+    assert line.startswith("there is no token 'zebra'; the tokens are: 0 <s>, 1 the, 2 cat, ")
+
+
+def test_words_are_merged_everywhere(tmp_path: Path) -> None:
+    text = "The unhappily sleeping cat."
+    words = normscope.analyze(None, text=text).words()
+    assert "unhappily" in words.tokens.strings
+    assert "2 unhappily" in succeed("analyze", text, "--words").stdout
+    for kind in ("json", "csv", "safetensors", "html", "png"):
+        file = tmp_path / f"words.{kind}"
+        succeed("analyze", text, "--words", "--output", str(file))
+        if kind in ("json", "csv", "html"):
+            assert "unhappily" in file.read_text(encoding="utf-8")
+            assert "##ha" not in file.read_text(encoding="utf-8")
+    assert normscope.load(tmp_path / "words.safetensors")["attn_n"] == words["attn_n"]
+
+
+def test_the_page_is_opened(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    page = tmp_path / "cat.html"
+    succeed("analyze", CAT, "--model", bert, "--open", "--output", str(page))
+    assert opened == [page.as_uri()]
+    done = succeed("analyze", CAT, "--model", bert, "--open")
+    temporary = Path(done.stderr.splitlines()[0].removeprefix("wrote "))
+    assert opened[1:] == [temporary.as_uri()]
+    assert "</html>" in temporary.read_text(encoding="utf-8")
+
+
+REFUSED = [
+    ["analyze", ""],
+    ["analyze", CAT, "--output", "a.doc"],
+    ["analyze", CAT, "--model", "./nothing-here"],
+    ["analyze", CAT, "--model", "nobody/nothing-here"],
+    ["attribute", "a", "--answer", ""],
+    ["attribute", "a", "--foil", "b"],
+    ["corpus", "--data", "a.txt", "--model", "./nothing-here"],
+    ["reproduce", "emnlp2022", "--data", "a.txt"],
+    ["view", "cat.json"],
+]
+
+
+@pytest.mark.parametrize("arguments", REFUSED, ids=" ".join)
+def test_wrong_input_is_refused_without_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom normscope.cli.app import app\ntry:\n    app(sys.argv[1:])\n"
+        "except SystemExit as left:\n    print(left.code, 'torch' in sys.modules)"
+    )
+    variables = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, env=variables, capture_output=True, check=True, text=True)
+    assert done.stdout == "2 False\n", done.stderr

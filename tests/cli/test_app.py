@@ -86,6 +86,7 @@ def test_every_option_has_a_name_of_its_own() -> None:
     assert names["align map"] == ["--map"]
     assert names["corpus checkpoint_seconds"] == ["--checkpoint-seconds"]
     renamed = {"as_json": "--json", "output": "--json", "help": "--help", "models": "--model"}
+    renamed |= {"open_page": "--open", "whole_signature": "--signature"}
     for place, options in names.items():
         parameter = place.split()[1]
         expected = f"--{parameter.replace('_', '-')}"
@@ -207,7 +208,8 @@ def test_as_a_process_with_its_output_piped() -> None:
     *lines, error, signature = printed.splitlines()
     assert max(map(len, lines)) <= 80
     assert error.startswith("error ")
-    assert signature.startswith("signature  model:sentence-transformers/all-MiniLM-L6-v2|")
+    assert signature.startswith("signature  all-MiniLM-L6-v2, weights d784cbc5, normscope ")
+    assert len(signature) <= 80
 
 
 def test_as_a_process_a_mistake() -> None:

@@ -17,6 +17,7 @@ import normscope
 from normscope import Attribution
 from normscope.attribution.api import Explainer
 from normscope.cli.attribute import OPTIONS, QUESTION, AttributeArguments
+from normscope.show.wording import short_signature
 from tests.helpers.commands import fail, run, spawn, succeed
 from tests.helpers.heads import classifier, language_model
 from tests.helpers.tiny import tokenizer
@@ -54,6 +55,8 @@ def test_the_text_and_its_proof_are_printed(lm: str) -> None:
     for token in result.tokens.texts:
         assert token in printed
     assert f"{result.value:.4g}"[:5] in printed
+    assert printed.rstrip().endswith("(--signature)")
+    printed = succeed("attribute", PROMPT, "--model", lm, *asked, "--signature").stdout
     assert printed.rstrip().endswith(f"signature  {result.signature}")
 
 
@@ -106,7 +109,8 @@ def test_files_of_every_kind(lm: str, tmp_path: Path) -> None:
         asked = ("--text", PROMPT, "--answer", " mat", "--output", str(file))
         done = succeed("attribute", "--model", lm, *asked)
         assert done.stdout == ""
-        assert done.stderr == f"wrote {file}\n{result.signature}\n"
+        short = short_signature(result.signature, "--signature", 69)
+        assert done.stderr == f"wrote {file}\nsignature  {short}\n"
         assert file.stat().st_size > 100
     loaded = normscope.load(tmp_path / "mat.safetensors")
     assert isinstance(loaded, Attribution)
@@ -121,8 +125,17 @@ def test_files_of_every_kind(lm: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give --text, or --data"),
-        (["--text", "a", "--data", "b.jsonl"], "give --text, or --data"),
+        ([], "no text was given"),
+        (["a", "--text", "b"], "the text was given twice"),
+        (["--text", "a", "--data", "b.jsonl"], "give one text, or a file of texts"),
+        (["a", "--data", "b.jsonl"], "give one text, or a file of texts"),
+        (["--data", "b.jsonl", "--words"], "--words is for one text"),
+        (["--data", "b.jsonl", "--open"], "--open is for one text"),
+        (["", "--answer", "a"], "text is empty"),
+        (["a", "--answer", ""], "answer is empty"),
+        (["a", "--text-pair", " "], "text_pair is only whitespace"),
+        (["a", "--open", "--output", "a.png"], "--open shows a page"),
+        (["a"], "cannot load the model 'not/there': it is neither a folder"),
         (["--text", "a", "--foil", "b"], "without an answer"),
         (["--text", "a", "--answer", "b", "--generate", "2"], "answer and generate are given"),
         (["--text", "a", "--method", "secant"], "give baseline="),

@@ -108,7 +108,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
                       "--statistics", "dispersion,preserve_mix")  # fmt: skip
     assert several.exit_code == 0, several.output
     assert "bad row: b.jsonl, line 4: broken JSON" in several.output
-    assert "…" not in several.output  # no number is cut off, and each column has its name
+    assert "…" not in several.stdout  # no number is cut off, and each column has its name
     for name in ("dispersion_transformed_norm", "intervals are in the files", "preserved"):
         assert name in several.output
     assert command(*common, "--sample", "some").exit_code == 2

@@ -127,7 +127,7 @@ def test_options_have_the_names_and_defaults_of_python(arguments: Any, function:
     keywords = arguments.for_python()
     assert set(keywords) <= set(parameters)
     optional = {item.name for item in fields(arguments) if item.default is not MISSING}
-    converted = {"data", "maps", "reduce", "statistics", "seed"}
+    converted = {"text", "data", "maps", "reduce", "statistics", "seed"}
     for name in (optional & set(keywords)) - converted:
         default = parameters[name].default
         assert default in (keywords[name], inspect.Parameter.empty), name

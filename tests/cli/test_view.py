@@ -14,7 +14,7 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     done = run("analyze", "--text", "The cat sat.", "--output", "cat.html")
     assert (done.exit_code, done.stdout) == (0, "")
-    assert done.stderr.startswith("wrote cat.html\nmodel:")
+    assert done.stderr.startswith("wrote cat.html\nsignature  all-MiniLM-L6-v2, weights ")
     text = (tmp_path / "cat.html").read_text(encoding="utf-8")
     assert '"name":"attn_res_ln_n"' in text
     assert '"heads":[0,1,2,3,4,5,6,7,8,9,10,11]' in text

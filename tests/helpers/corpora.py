@@ -96,11 +96,11 @@ def interrupt(folder: Path, output: Path, after: int, **changes: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         done, whole = [0], work.CorpusWorker.run
 
-        def stopping(self: Any, block: Any) -> Any:
+        def stopping(self: Any, block: Any, *more: Any) -> Any:
             if done[0] == after:
                 raise Stop
             done[0] += 1
-            return whole(self, block)
+            return whole(self, block, *more)
 
         patch.setattr(work.CorpusWorker, "run", stopping)
         with pytest.raises(Stop):

@@ -64,15 +64,31 @@ def test_python(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         exec(compile(code, place, "exec", dont_inherit=True), names)
 
 
-# Each once, on however many pages it stands.
 ELSEWHERE = {"normscope families"}  # takes a minute, and test_cli.py reads what it prints
-COMMANDS = dict.fromkeys(
-    line
-    for page in PAGES
-    for block in _blocks(page, "console")
-    for line in block.splitlines()
-    if line.strip() and not line.startswith("#") and line.partition("  #")[0] not in ELSEWHERE
-)
+PROMPT = "$ "
+
+
+def _commands() -> dict[str, list[str]]:
+    """Every command once, on however many pages it stands, and the output that a page shows.
+
+    In a block with a prompt, what follows a command is its output; an ellipsis stands for lines
+    that are left out.
+    """
+    commands: dict[str, list[str]] = {}
+    for block in (block for page in PAGES for block in _blocks(page, "console")):
+        shown: list[str] = []
+        with_output = any(line.startswith(PROMPT) for line in block.splitlines())
+        for line in block.splitlines():
+            if with_output and not line.startswith(PROMPT):
+                shown += [line.rstrip()] if line.strip() not in ("", "…") else []
+            elif line.strip() and not line.startswith("#"):
+                command = line.removeprefix(PROMPT)
+                if command.partition("  #")[0] not in ELSEWHERE:
+                    shown = commands.setdefault(command, [])
+    return commands
+
+
+COMMANDS = _commands()
 
 
 @pytest.mark.parametrize(
@@ -89,6 +105,8 @@ def test_command(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.chdir(tmp_path)
         ran = CliRunner().invoke(app, words[1:], prog_name="normscope")
         assert (ran.exit_code, ran.exception) == (0, None), ran.output
+        printed = [printed.rstrip() for printed in ran.output.splitlines()]
+        assert [shown for shown in COMMANDS[line] if shown not in printed] == [], ran.output
     else:
         pytest.fail(f"this test does not know how to run: {line}")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import importlib.util
+import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +12,8 @@ import pytest
 
 import normscope
 from normscope.errors import NormscopeError
+from tests.helpers.site import ROOT, build
 
-ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # What a browser fetches by itself, as opposed to a link that a reader may follow.
 FETCHED = re.compile(
@@ -25,20 +25,7 @@ FETCHED = re.compile(
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("docs") / "site"
-    # No proxy would answer there: whatever asks the network fails at once.
-    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, **nowhere, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
-    return folder
+    return build(tmp_path_factory.mktemp("docs") / "site")
 
 
 def test_every_page_is_there(site: Path) -> None:
@@ -62,6 +49,35 @@ def test_no_source_file_goes_into_the_site(site: Path) -> None:
     assert list(site.rglob("*.py")) == []
 
 
+def test_live_pages_are_in_frames(site: Path) -> None:
+    """The frames are sandboxed, load when they are scrolled to, and name what they show."""
+    live = set()
+    for page in site.rglob("*.html"):
+        for frame in re.findall(r"<iframe\b[^>]*>", page.read_text()):
+            attributes = dict(re.findall(r'([\w-]+)="([^"]*)"', frame))
+            assert attributes["sandbox"] == "allow-scripts allow-downloads"
+            assert attributes["loading"] == "lazy"
+            assert len(attributes["title"]) > 20
+            file = page.parent / attributes["src"].partition("#")[0]
+            assert 50_000 < file.stat().st_size < 400_000
+            live.add(file.stem)
+    assert live >= {"weights-and-norms", "are-or-is"}
+
+
+def test_notebooks_are_pages_with_their_output(site: Path) -> None:
+    for notebook in (DOCS / "notebooks").glob("*.ipynb"):
+        page = (site / "notebooks" / f"{notebook.stem}.html").read_text()
+        cells = json.loads(notebook.read_text())["cells"]
+        shown = [cell for cell in cells if cell.get("outputs")]
+        assert page.count('<div class="notebook-output">') == len(shown) >= 4
+        assert "notebook-output-" not in page  # every place was filled
+        pictures = [
+            o for cell in shown for o in cell["outputs"] if "image/png" in o.get("data", {})
+        ]
+        assert page.count("data:image/png;base64,") == len(pictures)
+        assert (site / "notebooks" / notebook.name).is_file()  # for download
+
+
 def test_public_names_are_in_the_reference(site: Path) -> None:
     pages = "".join(page.read_text() for page in (site / "api").glob("*.html"))
     anchors = set(re.findall(r'id="(normscope[\w.]*)"', pages))
@@ -74,3 +90,17 @@ def test_every_error_has_its_page() -> None:
     errors = {e.__name__ for e in public if isinstance(e, type) and issubclass(e, NormscopeError)}
     titles = {page.read_text().partition("\n")[0] for page in (DOCS / "errors").glob("*.md")}
     assert {f"# {name}" for name in errors} == titles - {"# Errors"}
+
+
+def test_the_page_of_screens_shows_every_picture() -> None:
+    spec = importlib.util.spec_from_file_location("screens", DOCS / "make_screens.py")
+    assert spec is not None
+    assert spec.loader is not None
+    screens = importlib.util.module_from_spec(spec)
+    sys.modules["screens"] = screens  # dataclasses look their module up
+    spec.loader.exec_module(screens)
+    page = screens.PAGE.read_text(encoding="utf-8")
+    assert page == screens.page(), "renew it: python docs/make_screens.py"
+    pictures = list(screens.IMAGES.glob("*"))
+    assert [path.name for path in pictures if f"screens/{path.name})" not in page] == []
+    assert sum(path.stat().st_size for path in pictures) < screens.LIMIT

@@ -23,6 +23,7 @@ from normscope.engine.batch import Batch
 from normscope.engine.measure import Needs, Observed, Part, StopPass
 from normscope.engine.run import run
 from normscope.errors import InputError
+from normscope.foundation.progress import stage
 
 Head = int | None  # None: all heads together
 
@@ -81,8 +82,11 @@ class Extractor:
             self.model, pairs, readings, padding=self.padding, budget=self.budget, rows=rows
         )
         runs = (TranslationBatch(self.model, batch) for batch in all_batches)
+        total, done = len(pairs) if rows is None else len(rows), 0
         for judged in run(self.model, runs, [measure], attention="eager"):
             self.error = max([self.error, *judged.gaps[0].values()])
+            done += len(judged.batch.pairs.rows)  # type: ignore[attr-defined]
+            stage(f"aligning: {done:,} of {total:,} pairs done")
 
 
 class TranslationBatch(Batch):

@@ -13,13 +13,11 @@ from normscope.attribution.operators import (
     Cotangents,
     Operator,
     Saved,
-    _first_half,
-    _halves,
-    _logarithmic_mean,
     fused,
     own_graph,
     wide,
 )
+from normscope.attribution.secants import first_half, halves, logarithmic_mean
 from normscope.kernels.inputs import ScoreInputs
 
 BLOCK = 2**24  # scores in one block of queries
@@ -153,11 +151,11 @@ class SecantAttention(Operator):
 
     def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
         q, k, v = self._wide(saved)
-        ((g, _),) = _halves(cotangent.to(q.dtype))
-        q_mean, k_mean, v_mean = ((end + start) / 2 for end, start in _halves(q, k, v))
+        ((g, _),) = halves(cotangent.to(q.dtype))
+        q_mean, k_mean, v_mean = ((end + start) / 2 for end, start in halves(q, k, v))
         dq, dk, dv = torch.zeros_like(q_mean), torch.zeros_like(k_mean), torch.zeros_like(v_mean)
         for rows in blocks(q, k):
-            p, mean, weights = _logarithmic_mean(self.call.scores(q, k, rows), -1)
+            p, mean, weights = logarithmic_mean(self.call.scores(q, k, rows), -1)
             part = g[..., rows, :]
             dv += p.mT @ part
             scaled = mean * (part @ v_mean.mT)
@@ -165,13 +163,13 @@ class SecantAttention(Operator):
             dq[..., rows, :] = ds @ k_mean
             dk += ds.mT @ q_mean[..., rows, :]
         return tuple(
-            _first_half(summed(d, state.shape[1]).to(state.dtype))
+            first_half(summed(d, state.shape[1]).to(state.dtype))
             for d, state in zip((dq, dk, dv), saved, strict=True)
         )
 
     def push(self, saved: Saved, components: Sequence[Tensor | None]) -> Tensor:
         q, k, v = self._wide(saved)
-        q_mean, k_mean, v_mean = ((end + start) / 2 for end, start in _halves(q, k, v))
+        q_mean, k_mean, v_mean = ((end + start) / 2 for end, start in halves(q, k, v))
         dq, dk, dv = (
             torch.zeros_like(mean)
             if component is None
@@ -180,9 +178,9 @@ class SecantAttention(Operator):
         )
         outputs = []
         for rows in blocks(q, k):
-            p, mean, weights = _logarithmic_mean(self.call.scores(q, k, rows), -1)
+            p, mean, weights = logarithmic_mean(self.call.scores(q, k, rows), -1)
             ds = dq[..., rows, :] @ k_mean.mT + q_mean[..., rows, :] @ dk.mT
             ds = ds * self.call.scaling(q)
             dp = mean * (ds - (weights * ds).sum(-1, keepdim=True))
             outputs.append(p @ dv + dp @ v_mean)
-        return _first_half(torch.cat(outputs, dim=-2).to(saved[0].dtype))
+        return first_half(torch.cat(outputs, dim=-2).to(saved[0].dtype))

@@ -35,6 +35,7 @@ from normscope.attribution.rows import AskedRow
 from normscope.attribution.rules import rules_of
 from normscope.engine.batches import by_length, halves
 from normscope.errors import InputError, NormscopeError
+from normscope.foundation.progress import stage
 from normscope.models.running import accepted_by, evaluating
 from normscope.text.tokens import encode, pad
 
@@ -117,6 +118,7 @@ class Runner:
         rules = rules_of(tasks[0].method, self.options.gate)
         how: dict[str, Any] = {"trace": self.options.trace, "recompute": self.options.recompute}
         shares = []
+        stage("computing the shares")
         for number in range(max(1, len(tasks[0].baselines))):
             others: dict[str, Any] | None = None
             real = inputs

@@ -40,14 +40,7 @@ from normscope.attribution.operators import (
     Bilinear,
     ElementwiseProduct,
     HeldNorm,
-    Midpoint,
     Origin,
-    SecantExtreme,
-    SecantLogSumExp,
-    SecantNorm,
-    SecantQuotient,
-    SecantSlope,
-    SecantSoftmax,
     Slope,
     Tangent,
     path_parts,
@@ -55,6 +48,15 @@ from normscope.attribution.operators import (
 )
 from normscope.attribution.projections import WideProjection, is_wide
 from normscope.attribution.rules import Rules
+from normscope.attribution.secants import (
+    Midpoint,
+    SecantExtreme,
+    SecantLogSumExp,
+    SecantNorm,
+    SecantQuotient,
+    SecantSlope,
+    SecantSoftmax,
+)
 from normscope.attribution.structure import Structure
 from normscope.attribution.trace import Tracer
 from normscope.errors import UnsupportedModelError

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.attribution.trace import EdgeFactors, Trace
+from normscope.attribution.edges import EdgeFactors
+from normscope.attribution.trace import Trace
 from normscope.errors import UnsupportedModelError
 from normscope.results.arrays import LabelledArray
 from normscope.results.traced import Edge, TracedShares

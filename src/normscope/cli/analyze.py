@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +13,31 @@ from normscope.cli.options import (
     OUTPUT,
     CommandArguments,
     CommonOptions,
+    argument,
     command,
     option,
     shared,
     split_commas,
 )
-from normscope.cli.output import PICTURES, is_picture, note, quiet, save_figure
+from normscope.cli.output import (
+    PICTURES,
+    check_page,
+    is_picture,
+    note,
+    open_in_browser,
+    print_written,
+    save_figure,
+    temporary_page,
+)
+from normscope.cli.status import working
+from normscope.cli.texts import check_texts, read_text
 from normscope.decomposition.scopes import HEAD_MAPS, NORMS, WEIGHTS
 from normscope.engine.options import AnalysisOptions
 from normscope.errors import InputError
+from normscope.foundation.files import check_file
+from normscope.foundation.progress import stage
+from normscope.models.sources import check_source
+from normscope.results.formats import STDOUT, check_output
 
 if TYPE_CHECKING:
     from normscope.results.contributions import Contributions
@@ -33,7 +49,13 @@ MAPS_IN_A_ROW = 3  # a picture of more maps has several rows
 class AnalyzeArguments(CommandArguments):
     """The options of `normscope analyze`."""
 
-    text: str = option(help="The text that the model reads.", metavar="TEXT")
+    given: str | None = argument(
+        None,
+        help="The text that the model reads; - reads it from standard input, as does a command "
+        "without a text at the end of a pipe.",
+        metavar="[TEXT]",
+    )
+    text: str | None = option(None, help="The same, as an option.", metavar="TEXT")
     model: str | None = shared(CommonOptions, "model")
     text_pair: str | None = option(
         None, help="A second text, for models that read pairs.", metavar="TEXT"
@@ -59,6 +81,21 @@ class AnalyzeArguments(CommandArguments):
         metavar="NAME=TOKEN",
     )
     truncate: bool = option(False, help="Cut a text that is too long for the model.")
+    query: str | None = option(
+        None,
+        help="Print only what this token receives, layer by layer: a token, a word or a position. "
+        "A token that occurs several times has a table for each time.",
+        metavar="TOKEN",
+    )
+    words: bool = option(False, help="Merge the pieces of each word.")
+    open_page: bool = option(
+        False,
+        names=("--open",),
+        help="Open the interactive page in the browser; without --output, it is a temporary file.",
+    )
+    whole_signature: bool = option(
+        False, names=("--signature",), help="Print the whole signature, in one long line."
+    )
     output: str | None = option(
         None,
         names=OUTPUT,
@@ -71,7 +108,8 @@ class AnalyzeArguments(CommandArguments):
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.analyze`."""
         return self.keywords(
-            *("layer", "category", "output"),
+            *("given", "layer", "category", "output"),
+            *("query", "words", "open_page", "whole_signature"),
             maps=list(HEAD_MAPS) if self.maps is None else split_commas(self.maps),
             heads="sum" if self.heads is None else self.heads,
             reduce=[] if self.reduce is None else split_commas(self.reduce),
@@ -97,20 +135,23 @@ def analyze(arguments: AnalyzeArguments) -> None:
     Each row of the table is a layer: which token gets most attention weight α, which token
     contributes most by the norm ‖αf(x)‖ of the vector that is really added, and how much the two
     differ. All numbers are checked against the model's own output. The error is printed with them,
-    and a signature with which others can reproduce the numbers.
+    and a signature, with which others can reproduce the numbers.
 
     \b
     Examples:
-      normscope analyze --text "The cat sat on the mat, and slept."
-      normscope analyze --text "Is it warm?" --text-pair "It is, in June."
-      normscope analyze --text "The cat sat." --heads each --layer 2 --layer 4
-      normscope analyze --text "The cat sat." --output cat.csv
-      normscope analyze --text "The cat sat." --output cat.html
-      normscope analyze --model ./my-model --text "The cat sat." --output cat.png
-      normscope analyze --text "The cat sat." --output - | jq .tokens
-      normscope analyze --text "The cat sat." --reduce mixing_ratio,top3
-      normscope analyze --model Helsinki-NLP/opus-mt-de-en \\
-                        --text "Guten Tag." --target "Good day."
+      normscope analyze "The cat sat on the mat, and slept."
+      echo "The cat sat." | normscope analyze -
+      normscope analyze "The cat sat." --open
+      normscope analyze "The cat sat." --query sat
+      normscope analyze "Is it warm?" --text-pair "It is, in June."
+      normscope analyze "The cat sat." --heads each --layer 2 --layer 4
+      normscope analyze "The cat sat." --output cat.csv
+      normscope analyze "The cat sat." --words --output cat.html
+      normscope analyze "The cat sat." --model ./my-model --output cat.png
+      normscope analyze "The cat sat." --output - | jq .tokens
+      normscope analyze "The cat sat." --reduce mixing_ratio,top3
+      normscope analyze "Guten Tag." --target "Good day." \\
+                        --model Helsinki-NLP/opus-mt-de-en
 
     \b
     Files:
@@ -127,26 +168,42 @@ def analyze(arguments: AnalyzeArguments) -> None:
     Exit status:
       0 success, 1 unexpected error, 2 usage error, 130 interrupted
     """  # noqa: D301
-    import normscope
-
     keywords = arguments.for_python()
     _check(arguments, keywords)
-    if arguments.rich_page:
-        _write_page(arguments)
+    arguments = _with_text(arguments)
+    keywords["text"] = arguments.text
+    with working(arguments.model):
+        import normscope
+
+        if arguments.rich_page:
+            results = _page_results(arguments)
+        else:
+            result = normscope.analyze(**keywords)
+            results = [result if arguments.reduce else _chosen(result, arguments)]
+        if arguments.output not in (None, STDOUT):
+            _write(results, arguments.output, reduced=arguments.reduce is not None)
+    if arguments.output in (None, STDOUT):
+        _print(results[-1], arguments)
         return
-    with quiet():
-        result = normscope.analyze(**keywords)
-    if arguments.reduce is not None:
-        _write_reductions(result, arguments.output)
-    else:
-        _write_maps(_keep_layers(result, arguments.layers), arguments.output)
+    print_written(arguments.output, results[-1].signature, whole=arguments.whole_signature)
+    if arguments.open_page:
+        open_in_browser(arguments.output)
+
+
+def _with_text(arguments: AnalyzeArguments) -> AnalyzeArguments:
+    """Read the text, and check it and the model's name, before anything heavy is imported."""
+    text = read_text(arguments.given, arguments.text, "analyze")
+    texts = {"text": text, "text_pair": arguments.text_pair, "target": arguments.target}
+    check_texts(texts)
+    check_source(arguments.model, arguments.revision)
+    output = arguments.output
+    if arguments.open_page and output is None:
+        output = temporary_page()
+    return replace(arguments, given=None, text=text, output=output)
 
 
 def _check(arguments: AnalyzeArguments, keywords: dict[str, Any]) -> None:
     """Raise InputError for arguments that cannot be used, before the model is loaded."""
-    from normscope.foundation.files import check_file
-    from normscope.results import files
-
     output, reductions, layers = arguments.output, keywords["reduce"], arguments.layers
     if ("category" in reductions) != bool(keywords["categories"]):
         raise InputError("--reduce category and --category NAME=TOKEN need each other: give both")
@@ -156,12 +213,26 @@ def _check(arguments: AnalyzeArguments, keywords: dict[str, Any]) -> None:
         raise InputError("--layer selects maps, and --reduce keeps none: leave one of them out")
     if layers and min(layers) < 0:
         raise InputError(f"layers are counted from 0; there is no layer {min(layers)}")
+    _check_shown(arguments)
     if output is not None and not reductions:
-        files.check_output(output, PICTURES)
-    elif output not in (None, files.STDOUT):
+        check_output(output, PICTURES)
+    elif output not in (None, STDOUT):
         check_file(output, (".json",), also=", or be - for standard output")
     if is_picture(output) and keywords["heads"] != "sum":
         raise InputError("a picture shows the sum over heads: leave out --heads, or write .html")
+
+
+def _check_shown(arguments: AnalyzeArguments) -> None:
+    """Raise InputError for ways of showing a result that exclude each other."""
+    if arguments.reduce is not None:
+        for flag in ("query", "words", "open_page"):
+            if getattr(arguments, flag):
+                name = flag.removesuffix("_page")
+                raise InputError(f"--{name} needs maps, and --reduce keeps none: leave out one")
+    if arguments.query is not None and (arguments.output is not None or arguments.open_page):
+        raise InputError("--query is for the printed table: leave out --output and --open")
+    if arguments.open_page:
+        check_page(arguments.output)
 
 
 def _categories(entries: Iterable[str]) -> dict[str, list[str]]:
@@ -175,47 +246,82 @@ def _categories(entries: Iterable[str]) -> dict[str, list[str]]:
     return tokens
 
 
-def _keep_layers(result: Contributions, layers: list[int]) -> Contributions:
-    """Drop all other layers, and print which parts of the model had none of these."""
+def _chosen(result: Contributions, arguments: AnalyzeArguments) -> Contributions:
+    """Keep the layers that were asked for, and merge pieces into words if that was.
+
+    Prints which parts of the model have none of these layers.
+    """
     from normscope.results.files import keep_layers
 
-    if not layers:
-        return result
-    kept = keep_layers(result, layers)
+    kept = keep_layers(result, arguments.layers) if arguments.layers else result
     for name in result.parts:
         if name not in kept.parts:
             note(f"{name} has none of these layers and is left out")
-    return kept
+    return kept.words() if arguments.words else kept
 
 
-def _write_maps(result: Contributions, output: str | None) -> None:
-    """Print the table, or write the maps to a file of any kind."""
+def _page_results(arguments: AnalyzeArguments) -> list[Contributions]:
+    """Analyse for a page that shows weights and norms of each head, and the attention block."""
+    from normscope.show import page
+
+    names = ("text", "text_pair", "target", "attention", "truncate", "device", "dtype", "revision")
+    results = page.gather(arguments.model, **{name: getattr(arguments, name) for name in names})
+    if len(results) == 1:
+        note("the text is too long for a page with single heads; the page shows their sum")
+    return [_chosen(result, arguments) for result in results]
+
+
+def _print(result: Contributions, arguments: AnalyzeArguments) -> None:
+    """Print the table; of reductions, or if that was asked for, print JSON."""
+    if arguments.reduce is not None:
+        sys.stdout.buffer.write(_json(result))
+        return
+    if arguments.output == STDOUT:
+        from normscope.results.files import write
+
+        write(result, STDOUT)
+        return
+    from rich.console import Console
+
+    from normscope.show.terminal import show
+
+    hint = None if arguments.whole_signature else "--signature"
+    show(result, Console(), query=arguments.query, hint=hint)
+
+
+def _json(result: Contributions) -> bytes:
+    return (json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _write(results: list[Contributions], output: str, *, reduced: bool) -> None:
+    """Write maps to a file of any kind, or reductions as JSON."""
+    from normscope.foundation.files import whole_file
     from normscope.results import files
 
-    if output is None:
-        from rich.console import Console
+    stage(f"writing {Path(output).name}")
+    if reduced:
+        with whole_file(output) as file:
+            file.write(_json(results[0]))
+    elif is_picture(output):
+        note(f"the picture shows layer {_draw(results[0], output)}")
+    elif Path(output).suffix.lower() == ".html":
+        from normscope.show import page
 
-        from normscope.show.terminal import show
-
-        show(result, Console())
-        return
-    if is_picture(output):
-        note(f"the picture shows layer {_draw(result, output)}")
+        page.write(results, output)
     else:
-        files.write(result, output)
-    if output != files.STDOUT:
-        print(f"wrote {output}\n{result.signature}", file=sys.stderr)
+        files.write(results[0], output)
 
 
-def _draw(result: Contributions, output: str) -> int:
-    """Draw the maps of the layer where weights and norms differ most; return the layer.
+def _draw(result: Contributions, output: str) -> str:
+    """Draw the maps of the layer where weights and norms differ most; return the layer's name.
 
     Without both weights and norms it is the last layer. An encoder-decoder model's picture is that
     of its cross-attention.
     """
     from normscope.show.plots import compare, scopes
-    from normscope.show.terminal import difference, row_shares
+    from normscope.show.terminal import difference, layer_name, row_shares
 
+    stage("drawing")
     parts = result.parts
     part = parts.get("cross", next(reversed(parts.values()))) if parts else result
     layers = part[next(iter(part))].labels["layer"]
@@ -226,36 +332,4 @@ def _draw(result: Contributions, output: str) -> int:
     side_by_side = compare if len(part) <= MAPS_IN_A_ROW else scopes
     axes = side_by_side(part, layers[position], list(part))
     save_figure(axes[0].figure, output, dpi=150)
-    return int(layers[position])
-
-
-def _write_page(arguments: AnalyzeArguments) -> None:
-    """Write the page that shows weights and norms of each head, and the attention block."""
-    from normscope.results.files import keep_layers
-    from normscope.show import page
-
-    output = arguments.output
-    assert output is not None
-    names = ("text", "text_pair", "target", "attention", "truncate", "device", "dtype", "revision")
-    with quiet():
-        results = page.gather(arguments.model, **{name: getattr(arguments, name) for name in names})
-    if arguments.layers:
-        results = [keep_layers(result, arguments.layers) for result in results]
-    page.write(results, output)
-    if len(results) == 1:
-        note("the text is too long for a page with single heads; the page shows their sum")
-    print(f"wrote {output}\n{results[-1].signature}", file=sys.stderr)
-
-
-def _write_reductions(result: Contributions, output: str | None) -> None:
-    """Write the reductions as JSON to a file or to standard output."""
-    from normscope.foundation.files import whole_file
-    from normscope.results import files
-
-    data = (json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n").encode()
-    if output is None or output == files.STDOUT:
-        sys.stdout.buffer.write(data)
-        return
-    with whole_file(output) as file:
-        file.write(data)
-    print(f"wrote {output}", file=sys.stderr)
+    return layer_name(layers[position], layers)

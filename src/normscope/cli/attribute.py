@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,27 @@ from normscope.cli.options import (
     OUTPUT,
     CommandArguments,
     CommonOptions,
+    argument,
     command,
     option,
     shared,
 )
-from normscope.cli.output import PICTURES, is_picture, note, quiet, save_figure
+from normscope.cli.output import (
+    PICTURES,
+    check_page,
+    is_picture,
+    note,
+    open_in_browser,
+    print_written,
+    save_figure,
+    temporary_page,
+)
+from normscope.cli.status import working
+from normscope.cli.texts import check_texts, read_text
 from normscope.errors import InputError
+from normscope.foundation.progress import stage
+from normscope.models.sources import check_source
+from normscope.results.formats import STDOUT, check_output
 
 if TYPE_CHECKING:
     from normscope.results.attribution import Attribution
@@ -33,10 +48,16 @@ OPTIONS = tuple(item.name for item in fields(AttributionOptions))
 class AttributeArguments(CommandArguments):
     """The options of `normscope attribute`."""
 
-    text: str | None = option(None, help="The text that the model reads.", metavar="TEXT")
+    given: str | None = argument(
+        None,
+        help="The text that the model reads, such as a prompt; - reads it from standard input, as "
+        "does a command without a text at the end of a pipe.",
+        metavar="[TEXT]",
+    )
+    text: str | None = option(None, help="The same, as an option.", metavar="TEXT")
     data: Path | None = option(
         None,
-        help="A file of texts, in place of --text: .jsonl with the field text, and answer, foil, "
+        help="A file of texts, in place of one text: .jsonl with the field text, and answer, foil, "
         "… as the options are called; .csv, .tsv or .parquet with such columns; .txt with a text "
         "in each line.",
         metavar="FILE",
@@ -81,6 +102,15 @@ class AttributeArguments(CommandArguments):
     restart: bool = option(
         False, help="With --data: start again, whatever rows an interrupted run has finished."
     )
+    words: bool = option(False, help="Merge the pieces of each word.")
+    open_page: bool = option(
+        False,
+        names=("--open",),
+        help="Open the interactive page in the browser; without --output, it is a temporary file.",
+    )
+    whole_signature: bool = option(
+        False, names=("--signature",), help="Print the whole signature, in one long line."
+    )
     output: str | None = option(
         None,
         names=OUTPUT,
@@ -106,7 +136,11 @@ class AttributeArguments(CommandArguments):
 
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.attribute`."""
-        return self.keywords(*("data", "skip_bad", "restart", "output"), **self.question())
+        return self.keywords(
+            *("given", "data", "skip_bad", "restart", "output"),
+            *("words", "open_page", "whole_signature"),
+            **self.question(),
+        )
 
 
 @command
@@ -120,15 +154,16 @@ def attribute(arguments: AttributeArguments) -> None:
 
     \b
     Examples:
-      normscope attribute --text "The keys to the cabinet" --answer " are" --foil " is"
-      normscope attribute --text "Once upon a time" --generate 12
-      normscope attribute --text "A man plays a guitar." --similar-to "Someone makes music."
-      normscope attribute --model ./classifier --text "a gripping film" --answer positive
-      normscope attribute --model ./classifier --text "a gripping film" --baseline "[MASK]"
-      normscope attribute --model Helsinki-NLP/opus-mt-de-en \\
-                          --text "Guten Tag." --target "Good day."
-      normscope attribute --text "The keys" --continuation " are here" --output keys.html
-      normscope attribute --text "The keys" --trace --output - | jq .trace.heads
+      normscope attribute "The keys to the cabinet" --answer " are" --foil " is"
+      normscope attribute "The keys to the cabinet" --open
+      normscope attribute "Once upon a time" --generate 12
+      normscope attribute "A man plays a guitar." --similar-to "Someone makes music."
+      normscope attribute "a gripping film" --model ./classifier --answer positive
+      normscope attribute "a gripping film" --model ./classifier --baseline "[MASK]"
+      normscope attribute "Guten Tag." --target "Good day." \\
+                          --model Helsinki-NLP/opus-mt-de-en
+      normscope attribute "The keys" --continuation " are here" --output keys.html
+      normscope attribute "The keys" --trace --output - | jq .trace.heads
       normscope attribute --data prompts.jsonl --output shares.parquet
 
     \b
@@ -146,18 +181,26 @@ def attribute(arguments: AttributeArguments) -> None:
     Exit status:
       0 success, 1 unexpected error, 2 usage error, 130 interrupted
     """  # noqa: D301
-    if (arguments.text is None) == (arguments.data is None):
-        raise InputError("give --text, or --data with a file of texts")
     options = arguments.options()
     if arguments.data is not None:
+        _check_data(arguments)
         _attribute_file(arguments, options, arguments.data)
         return
-    import normscope
+    arguments = _with_text(arguments, options)
+    with working(arguments.model or ("smollm2" if arguments.similar_to is None else None)):
+        import normscope
 
-    _check(arguments, options)
-    with quiet():
         result = normscope.attribute(**arguments.for_python())
-    _write(result, arguments.output)
+        if arguments.words:
+            result = result.words()
+        if arguments.output not in (None, STDOUT):
+            _write(result, arguments.output)
+    if arguments.output in (None, STDOUT):
+        _print(result, arguments)
+        return
+    print_written(arguments.output, result.signature, whole=arguments.whole_signature)
+    if arguments.open_page:
+        open_in_browser(arguments.output)
 
 
 def _one_or_all(entries: list[str] | None) -> Any:
@@ -165,48 +208,77 @@ def _one_or_all(entries: list[str] | None) -> Any:
     return entries[0] if entries and len(entries) == 1 else entries or None
 
 
-def _check(arguments: AttributeArguments, options: AttributionOptions) -> None:
-    """Raise InputError for arguments that cannot be used, before the model is loaded."""
-    from normscope.results.files import check_output
-
+def _with_text(arguments: AttributeArguments, options: AttributionOptions) -> AttributeArguments:
+    """Check everything and read the text, before anything heavy is imported."""
     for name in ("skip_bad", "restart"):
         if getattr(arguments, name):
             raise InputError(f"--{name.replace('_', '-')} goes with --data")
-    options.method_for(Question(**arguments.question()).checked())
-    if arguments.output is not None:
-        check_output(arguments.output, PICTURES)
+    question = Question(**arguments.question()).checked()
+    options.method_for(question)
+    output = arguments.output
+    if arguments.open_page:
+        check_page(output)
+    if output is not None:
+        check_output(output, PICTURES)
+    text = read_text(arguments.given, arguments.text, "attribute")
+    names = ("answer", "foil", "continuation", "target", "similar_to")
+    given = {name: getattr(arguments, name) for name in names}
+    check_texts({"text": text})
+    for pair in arguments.text_pair or ():
+        check_texts({"text_pair": pair})
+    if empty := [name for name, value in given.items() if value == ""]:
+        raise InputError(f"{empty[0]} is empty; give some text, or leave the option out")
+    check_source(arguments.model, arguments.revision)
+    if arguments.open_page and output is None:
+        output = temporary_page()
+    return replace(arguments, given=None, text=text, output=output)
 
 
-def _write(result: Attribution, output: str | None) -> None:
-    """Print a result, or write it to a file of any kind."""
-    if output is None:
-        from rich.console import Console
+def _check_data(arguments: AttributeArguments) -> None:
+    """Raise InputError for options that do not go with a file of texts."""
+    if arguments.given is not None or arguments.text is not None:
+        raise InputError("a text and --data were given: give one text, or a file of texts")
+    for name, flag in (("words", "--words"), ("open_page", "--open")):
+        if getattr(arguments, name):
+            raise InputError(f"{flag} is for one text, and --data is a file of texts")
 
-        result.show(Console())
-        return
-    suffix = Path(output).suffix.lower()
-    if output == "-":
+
+def _print(result: Attribution, arguments: AttributeArguments) -> None:
+    """Print a result as text, or as JSON."""
+    if arguments.output == STDOUT:
         # As bytes: JSON is UTF-8, whatever the encoding of the terminal.
         data = json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
         sys.stdout.flush()
         sys.stdout.buffer.write(data.encode("utf-8", "backslashreplace"))
         sys.stdout.buffer.flush()
         return
+    from rich.console import Console
+
+    from normscope.results.arrays import printable
+    from normscope.show.shares import report
+    from normscope.show.wording import short_signature
+
+    report(result, Console())
+    whole, short = printable(result.signature), short_signature(result.signature, "--signature", 69)
+    print(f"signature  {whole if arguments.whole_signature else short}")
+
+
+def _write(result: Attribution, output: str) -> None:
+    """Write a result to a file of any kind."""
     if is_picture(output):
         from normscope.show.plots import attribution
 
+        stage("drawing")
         save_figure(attribution(result).figure, output, dpi=150)
-    else:
-        kinds = {".safetensors": "save", ".html": "to_html", ".json": "to_json", ".csv": "to_csv"}
-        getattr(result, kinds[suffix])(output)
-    print(f"wrote {output}\n{result.signature}", file=sys.stderr)
+        return
+    stage(f"writing {Path(output).name}")
+    kinds = {".safetensors": "save", ".html": "to_html", ".json": "to_json", ".csv": "to_csv"}
+    getattr(result, kinds[Path(output).suffix.lower()])(output)
 
 
 def _attribute_file(arguments: AttributeArguments, options: AttributionOptions, data: Path) -> None:
     """Explain every row of a file."""
-    from normscope.attribution.api import resolved
     from normscope.corpus.attributions import FileRun, check_data_output, read_rows
-    from normscope.results.arrays import printable
 
     output = check_data_output(arguments.output)
     rows = read_rows(data, arguments.question())
@@ -215,9 +287,16 @@ def _attribute_file(arguments: AttributeArguments, options: AttributionOptions, 
             options.method_for(row.question)
         except InputError as error:
             raise InputError(f"{row.where}: {error}") from None
+    check_source(arguments.model, arguments.revision)
     similar = any(row.question.similar_to is not None for row in rows)
     where = {name: getattr(arguments, name) for name in ("device", "dtype", "revision")}
-    with quiet(), _hint_on_interrupt(output):
+    with (
+        working(arguments.model or (None if similar else "smollm2")),
+        _hint_on_interrupt(output),
+    ):
+        from normscope.attribution.api import resolved
+        from normscope.results.arrays import printable
+
         model, tokenizer = resolved(arguments.model, None, similar=similar, **where)
         run = FileRun(model, tokenizer, options, output, arguments.truncate, arguments.skip_bad)
         problems = run.run(rows, data, restart=arguments.restart)

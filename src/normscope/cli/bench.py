@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from normscope.cli.options import CommandArguments, command, option, split_commas
-from normscope.cli.output import plain_console, quiet
+from normscope.cli.output import plain_console
+from normscope.cli.status import working
 from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.errors import InputError
 
@@ -80,7 +81,7 @@ def bench(arguments: BenchArguments) -> None:
 
     if arguments.output is not None:
         check_file(arguments.output, (".json",))
-    with quiet():
+    with working(arguments.model):
         figures = run(BenchSettings(**arguments.for_python()))
     if arguments.output is not None:
         with whole_file(arguments.output) as file:
@@ -88,7 +89,7 @@ def bench(arguments: BenchArguments) -> None:
     console = plain_console()
     for table in _tables(figures):
         console.print(table)
-    print("  ".join(f"{name}: {value}" for name, value in figures["machine"].items()))
+    console.print(", ".join(f"{name} {value}" for name, value in figures["machine"].items()))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 import transformers
-from tqdm import tqdm
 
 import normscope
 from normscope.cli.bench_works import SHAPES, BenchSettings, Work, model_of, plan, shape_of
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.foundation.progress import progress_bar, stage
 from normscope.models import identity
 from normscope.text.limits import max_length_of
 
@@ -44,6 +44,7 @@ def run(settings: BenchSettings) -> dict[str, Any]:
     if settings.device == "cpu":
         for row in rows:
             if row["tokens"] == max(settings.lengths) and row["work"] in MEASURED_MEMORY:
+                stage(f"measuring the memory of {row['work']}")
                 row["peak_mb"] = _peak_of_child(settings, row["work"], row["tokens"])
     name = settings.model if settings.model in SHAPES else identity(model)["name"]
     dtype = settings.dtype + " (tf32)" * settings.tf32
@@ -72,13 +73,16 @@ def _measure(settings: BenchSettings, model: Any, works: list[Work], tokens: int
     runs: dict[Work, list[tuple[float, float | None]]] = {
         work: [] for work in works if work.call is not None
     }
-    for _ in tqdm(range(settings.repeats + 1), f"{tokens} tokens", disable=None, leave=False):
-        for work in list(runs):  # interleaved, so that a slow moment of the machine affects all
-            try:
-                runs[work].append(_measure_once(work, model, settings.device))
-            except (torch.OutOfMemoryError, ExactnessError, UnsupportedModelError) as error:
-                rows[work.name]["note"] = f"{type(error).__name__}: {str(error).split('. ')[0]}"
-                del runs[work]
+    total = (settings.repeats + 1) * len(runs)
+    with progress_bar(total, unit="run", description=f"{tokens} tokens") as bar:
+        for _ in range(settings.repeats + 1):
+            for work in list(runs):  # interleaved: a slow moment of the machine affects all
+                try:
+                    runs[work].append(_measure_once(work, model, settings.device))
+                except (torch.OutOfMemoryError, ExactnessError, UnsupportedModelError) as error:
+                    rows[work.name]["note"] = f"{type(error).__name__}: {str(error).split('. ')[0]}"
+                    del runs[work]
+                bar.update()
     for work, measurements in runs.items():
         row = rows[work.name]
         row["all_ms"] = [ms for ms, _ in measurements[1:]]  # the first run is the warm-up

@@ -19,10 +19,12 @@ from normscope.cli.options import (
     parse_sample,
     shared,
 )
-from normscope.cli.output import hint_on_interrupt, note, plain_console, quiet
+from normscope.cli.output import hint_on_interrupt, note, plain_console, print_signature
+from normscope.cli.status import working
 from normscope.corpus.options import DEFAULT_STATISTICS, CorpusOptions
 from normscope.errors import InputError
 from normscope.measures.statistics.settings import StatisticSettings
+from normscope.models.sources import check_source
 
 if TYPE_CHECKING:
     from normscope.corpus.output import CorpusResult
@@ -123,10 +125,11 @@ def corpus(arguments: CorpusArguments) -> None:
     Exit status:
       0 success, 1 unexpected error, 2 usage error, 130 interrupted
     """  # noqa: D301
-    import normscope
-
     keywords = arguments.for_python()
-    with quiet(), hint_on_interrupt(arguments.output, arguments.restart):
+    check_source(arguments.model, arguments.revision)
+    with working(arguments.model), hint_on_interrupt(arguments.output, arguments.restart):
+        import normscope
+
         result = normscope.corpus(**keywords)
     _print_bad_rows(result)
     if arguments.output is None:
@@ -162,7 +165,7 @@ def _print_summary(result: CorpusResult, output: Path | None) -> None:
     )
     if output is not None:
         print(f"wrote {output}", file=sys.stderr)
-    print(result.signature, file=sys.stderr)
+    print_signature(result.signature, "in statistics.json" if output else "with --output")
 
 
 def parse_categories(entries: Sequence[str]) -> dict[str, list[str] | re.Pattern[str]]:

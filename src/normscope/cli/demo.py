@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from normscope.cli.options import OUTPUT, CommandArguments, command, option
-from normscope.cli.output import PICTURES, plain_console, quiet, save_figure
+from normscope.cli.output import PICTURES, plain_console, save_figure
+from normscope.cli.status import status, working
 from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import MissingExtraError, ModelNotFoundError
+from normscope.foundation.files import check_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,8 +75,7 @@ def demo(arguments: DemoArguments) -> None:
     Example:
       normscope demo --output picture.png
     """  # noqa: D301
-    with quiet():
-        run_demo(arguments.output)
+    run_demo(arguments.output)
 
 
 def run_demo(output: Path | None = None, model: str | Path | None = None) -> None:
@@ -83,19 +84,20 @@ def run_demo(output: Path | None = None, model: str | Path | None = None) -> Non
     `output` is the file of the picture, by default normscope-demo.png in the current folder.
     `model` is a folder or a name, by default the default model; another model is shown alone.
     """
-    import normscope
-    from normscope.foundation.files import check_file
-    from normscope.models import identity, load
-
     path = check_file(DEFAULT_PICTURE if output is None else output, PICTURES)
-    loaded, tokenizer = load(model)
-    name = str(identity(loaded)["name"])
-    result = normscope.analyze(loaded, tokenizer, TEXT, TEXT_PAIR)
-    shares = measure(result)
+    with working(None if model is None else str(model)):
+        import normscope
+        from normscope.models import identity, load
+
+        loaded, tokenizer = load(model)
+        name = str(identity(loaded)["name"])
+        result = normscope.analyze(loaded, tokenizer, TEXT, TEXT_PAIR)
+        shares = measure(result)
     console = plain_console()
     _print_shares(result, shares, name, console)
     try:
-        draw(result, shares, name, path)
+        with status("drawing"):
+            draw(result, shares, name, path)
     except MissingExtraError as missing:
         if output is not None:  # the user asked for a picture
             raise
@@ -219,7 +221,8 @@ def _print_alignment(console: Console) -> None:
 
     import normscope
 
-    (alignment,) = normscope.align(GERMAN, ENGLISH)
+    with working("the translation model"):
+        (alignment,) = normscope.align(GERMAN, ENGLISH)
     german, english = GERMAN.split(), ENGLISH.split()
     translated = {target: german[source] for source, target in alignment.links}
     table = Table(box=box.SIMPLE, show_header=False, padding=(0, 1))
@@ -241,7 +244,8 @@ def _show_attribution(console: Console, path: Path, *, asked: bool) -> None:
 
     console.print("\nWhich words of a prompt made a language model's answer:\n")
     try:
-        result = normscope.attribute(None, text=PROMPT, answer=ANSWER, foil=FOIL)
+        with working("smollm2"):
+            result = normscope.attribute(None, text=PROMPT, answer=ANSWER, foil=FOIL)
     except (ModelNotFoundError, MissingExtraError) as missing:
         console.print(f"This example is left out: {missing}", soft_wrap=True)
         return
@@ -250,7 +254,8 @@ def _show_attribution(console: Console, path: Path, *, asked: bool) -> None:
     try:
         from normscope.show.plots import attribution
 
-        save_figure(attribution(result).figure, picture, dpi=160)
+        with status("drawing"):
+            save_figure(attribution(result).figure, picture, dpi=160)
     except MissingExtraError:
         if asked:
             raise

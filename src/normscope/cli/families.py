@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ import typer
 
 from normscope.cli.options import CommandArguments, CommonOptions, command, shared
 from normscope.cli.output import plain_console, quiet
+from normscope.cli.status import status
+from normscope.foundation.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -56,17 +58,14 @@ def families(arguments: FamiliesArguments) -> None:
     Exit status:
       0 all proved, 1 at least one not proved
     """  # noqa: D301
-    from rich.console import Console
-    from rich.progress import track
+    proofs = []
+    with status("loading the model families"), quiet():
+        from normscope.models.architectures import FAMILIES
 
-    from normscope.models.architectures import FAMILIES
-
-    names: Iterable[str] = list(FAMILIES)
-    terminal = Console(stderr=True)
-    if terminal.is_terminal:
-        names = track(names, "Proving", console=terminal, transient=True)
-    with quiet():
-        proofs = [prove(name) for name in names]
+        with progress_bar(len(FAMILIES), unit="family", description="proving") as bar:
+            for name in FAMILIES:
+                proofs.append(prove(name))
+                bar.update()
     if arguments.as_json:
         print(json.dumps(_to_dict(proofs), indent=1))
     else:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from normscope.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +73,46 @@ def plain_console(**options: Any) -> Console:
 def is_picture(output: str | None) -> bool:
     """Tell whether a file name is that of a picture."""
     return output is not None and Path(output).suffix.lower() in PICTURES
+
+
+def check_page(output: str | None) -> None:
+    """Raise InputError if --open was given with a file that is no page."""
+    if output is not None and Path(output).suffix.lower() not in (".html", ".htm"):
+        raise InputError(
+            f"--open shows a page, but --output is {output!r}; give a name that ends in .html, or "
+            "leave out --output"
+        )
+
+
+def temporary_page() -> str:
+    """Return the name of a page in a new temporary folder."""
+    return str(Path(tempfile.mkdtemp(prefix="normscope-")) / "page.html")
+
+
+def open_in_browser(page: str | Path) -> None:
+    """Open a page in the browser; where there is none, say so."""
+    import webbrowser
+
+    if not webbrowser.open(Path(page).resolve().as_uri()):
+        note(f"there is no browser on this machine; the page is {page}")
+
+
+def print_written(output: str | Path, signature: str, *, whole: bool = False) -> None:
+    """Print which file was written, and the signature, to standard error."""
+    print(f"wrote {output}", file=sys.stderr)
+    print_signature(signature, "--signature", whole=whole)
+
+
+def print_signature(signature: str, hint: str, *, whole: bool = False) -> None:
+    """Print a signature to standard error: in one line of a terminal, unless it is asked for whole.
+
+    `hint` says how to see it whole.
+    """
+    from normscope.show.wording import short_signature
+
+    label = "signature  "
+    short = short_signature(signature, hint, 80 - len(label))
+    print(label + (signature if whole else short), file=sys.stderr)
 
 
 def save_figure(figure: Any, path: str | Path, dpi: int) -> None:

@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from normscope.cli.options import CommandArguments, argument, command, parse_sample, shared
-from normscope.cli.output import hint_on_interrupt, plain_console, quiet
+from normscope.cli.output import hint_on_interrupt, plain_console, print_signature
+from normscope.cli.status import working
+from normscope.errors import InputError
+from normscope.models.sources import check_source
 from normscope.reproduce.options import NMT, ReproduceOptions
+
+NAMES = ("emnlp2020-bert", NMT, "emnlp2021", "iclr2024")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,10 @@ def reproduce(arguments: ReproduceArguments) -> None:
       130 interrupted
     """  # noqa: D301
     options = ReproduceOptions(**arguments.for_python())
+    if arguments.experiment not in NAMES:
+        raise InputError(
+            f"there is no experiment {arguments.experiment!r}; valid: {', '.join(NAMES)}"
+        )
     if arguments.experiment == NMT:
         from normscope.reproduce.nmt import reproduce_nmt
 
@@ -86,15 +95,17 @@ def reproduce(arguments: ReproduceArguments) -> None:
         print(tables.read_text(encoding="utf-8"))
         print(f"wrote {tables.parent}", file=sys.stderr)
         return
-    from normscope.reproduce.measure import MEASURED
-    from normscope.reproduce.report import show
-    from normscope.reproduce.run import reproduce as run
-
+    check_source(arguments.model, arguments.revision)
     output = options.output
-    checkpoints = None if output is None else output / MEASURED
-    with quiet(), hint_on_interrupt(checkpoints, options.restart):
-        report = run(arguments.experiment, options)
+    with working(arguments.model or "the model"):
+        from normscope.reproduce.measure import MEASURED
+        from normscope.reproduce.report import show
+        from normscope.reproduce.run import reproduce as run
+
+        checkpoints = None if output is None else output / MEASURED
+        with hint_on_interrupt(checkpoints, options.restart):
+            report = run(arguments.experiment, options)
     show(report, plain_console())
     if output is not None:
         print(f"wrote {output / 'report.html'}", file=sys.stderr)
-    print(report.signature, file=sys.stderr)
+    print_signature(report.signature, "in report.md" if output else "with --output")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from normscope.cli.options import CommandArguments, command, shared
+from normscope.cli.status import status
 from normscope.errors import MissingExtraError
+from normscope.models.sources import check_source
 from normscope.serve.settings import ServeSettings
 
 
@@ -57,4 +62,15 @@ def serve(arguments: ServeArguments) -> None:
         if (missing.name or "").partition(".")[0] not in ("starlette", "uvicorn"):
             raise
         raise MissingExtraError("starlette and uvicorn", "serve") from missing
-    run(settings)
+    for model in arguments.models:
+        check_source(model)
+    run(settings, _loading)
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Say that the models are loaded: with a spinner on a terminal, else in one line."""
+    if not sys.stderr.isatty():
+        print("normscope: loading the models …", file=sys.stderr, flush=True)
+    with status("loading the models"):
+        yield

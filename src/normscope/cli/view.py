@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from normscope.cli.options import OUTPUT, CommandArguments, argument, command, option
+from normscope.cli.output import open_in_browser, temporary_page
+from normscope.cli.status import status
+from normscope.errors import InputError
+from normscope.foundation.files import check_file
+from normscope.foundation.progress import stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +19,8 @@ class ViewArguments(CommandArguments):
     """The options of `normscope view`."""
 
     files: list[str] = argument(
-        help="A .safetensors file that analyze --output wrote. Several results of the same "
-        "text are shown as one.",
+        help="A .safetensors file that analyze or attribute wrote (--output). Several results "
+        "of the same text are shown as one.",
         metavar="FILE",
     )
     output: str | None = option(
@@ -34,20 +40,40 @@ def view(arguments: ViewArguments) -> None:
 
     \b
     Examples:
-      normscope analyze --text "The cat sat." --output cat.safetensors
+      normscope analyze "The cat sat." --output cat.safetensors
       normscope view cat.safetensors
       normscope view cat.safetensors --output cat.html
     """  # noqa: D301
-    import normscope
-    from normscope.foundation.files import check_file
-    from normscope.show import page
-    from normscope.show.page.show import show
-
     if arguments.output is not None:
         check_file(arguments.output, (".html", ".htm"))
-    results = [normscope.load(file) for file in arguments.files]
-    if arguments.output is None:
-        show(results)
+    for file in arguments.files:
+        _check_readable(file)
+    output = temporary_page() if arguments.output is None else arguments.output
+    with status(f"reading {Path(arguments.files[0]).name}"):
+        import normscope
+        from normscope.show import page
+
+        results = [normscope.load(file) for file in arguments.files]
+        stage("writing the page")
+        page.write(results, output)
+    if arguments.output is not None:
+        print(f"wrote {output}", file=sys.stderr)
         return
-    page.write(results, arguments.output)
-    print(f"wrote {arguments.output}", file=sys.stderr)
+    print(output)
+    open_in_browser(output)
+
+
+def _check_readable(file: str) -> None:
+    """Raise InputError for a file that has not everything a page shows."""
+    path = Path(file)
+    suffix = path.suffix.lower()
+    if suffix in (".html", ".htm"):
+        raise InputError(f"{file!r} is a page already: open it in a browser")
+    if suffix in (".json", ".jsonl", ".csv", ".parquet", ".png", ".svg", ".pdf"):
+        again = f"write it again with --output {path.stem or 'result'}.safetensors"
+        raise InputError(
+            f"{file!r} does not contain the whole result; view reads .safetensors files, which "
+            f"analyze and attribute write: {again}, or see the page at once with --open"
+        )
+    if not path.is_file():
+        raise InputError(f"there is no file {file!r}")

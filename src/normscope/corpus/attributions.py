@@ -12,7 +12,7 @@ import difflib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +21,7 @@ from normscope.attribution.options import AttributionOptions, Question
 from normscope.corpus.readers import summarise
 from normscope.errors import InputError, MissingExtraError, NormscopeError
 from normscope.foundation.files import check_file, whole_file
+from normscope.foundation.progress import progress_bar
 
 OUTPUTS = (".parquet", ".jsonl")
 INPUTS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
@@ -162,8 +163,6 @@ class FileRun:
         Returns:
             Why rows were left out, for each of them.
         """
-        from tqdm import tqdm
-
         header = self._header(rows, data)
         if restart:
             self.partial.unlink(missing_ok=True)
@@ -171,16 +170,16 @@ class FileRun:
         left = [number for number in range(len(rows)) if number not in done]
         with (
             self.partial.open("ab") as file,
-            tqdm(total=len(rows), initial=len(done), unit="row", disable=None) as bar,
+            progress_bar(len(rows), unit="row", description="attribute", done=len(done)) as bar,
         ):
             for start in range(0, len(left), CHUNK):
                 chunk = left[start : start + CHUNK]
-                for number, record in self._explain(rows, chunk):
+                for number, record in self._explain(rows, chunk, bar.update):
                     done[number] = record
                     _append(file, {"row": number, **record})
                 file.flush()
                 os.fsync(file.fileno())
-                bar.update(len(chunk))
+                bar.update(len(done) - bar.n)
         records = [{"row": number, **done[number]} for number in sorted(done)]
         self._write([record for record in records if "problem" not in record])
         self.partial.unlink()
@@ -230,7 +229,7 @@ class FileRun:
         return {record.pop("row"): record for record in finished[1:]}
 
     def _explain(
-        self, rows: Sequence[DataRow], chunk: list[int]
+        self, rows: Sequence[DataRow], chunk: list[int], count: Callable[[int], Any] = int
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield the records of some rows; one at a time if they cannot be done together."""
         from normscope.attribution.api import Explainer, gradients
@@ -242,6 +241,7 @@ class FileRun:
             with gradients():
                 for at, result in explainer.explain(asked):
                     records.append((chunk[at], _record(rows[chunk[at]], result)))
+                    count(1)
         except NormscopeError as error:
             if len(chunk) == 1:
                 problem = f"{rows[chunk[0]].where}: {error}"
@@ -249,8 +249,9 @@ class FileRun:
                     raise type(error)(problem) from error
                 yield chunk[0], {"problem": problem}
                 return
+            count(-len(records))
             for number in chunk:
-                yield from self._explain(rows, [number])
+                yield from self._explain(rows, [number], count)
             return
         yield from sorted(records, key=lambda record: record[0])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,14 +58,17 @@ class CorpusJob:
         return CorpusWorker(model, tokenizer, self.statistics, self.options)
 
 
-def local_steps(job: CorpusJob, start: Position, first: int) -> Iterator[Step]:
+def local_steps(
+    job: CorpusJob, start: Position, first: int, done: Callable[[int], Any] = int
+) -> Iterator[Step]:
     """Measure one block after the other, in this process.
 
     Args:
         job: What to measure.
         start: Where to begin.
         first: The number of the block there.
+        done: Called with the number of rows of each batch that was measured.
     """
     worker = job.worker(job.model, job.tokenizer)
     for block in job.stream.blocks(start, first):
-        yield Step(worker.run(block), 1, block.after)
+        yield Step(worker.run(block, done), 1, block.after)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from normscope.corpus.sequences import length_limit
 from normscope.corpus.stream import Stream, select
 from normscope.corpus.work import Outcome, Progress
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.foundation.progress import progress_bar, stage
 from normscope.measures.statistics.base import NAMES, Statistic, Table, choose
 from normscope.measures.statistics.measurer import Measurer
 from normscope.measures.statistics.settings import StatisticSettings
@@ -244,7 +245,8 @@ class _Run:
             self._resume(folder)
         self.notes["starts"] += 1
         self._save()  # marks the folder as this run's
-        self._measure(self._steps())
+        self._measure()
+        stage("making the tables")
         self._save()  # keeps what was measured, even if writing the results fails
         result = self._result()
         if folder is not None:
@@ -271,30 +273,24 @@ class _Run:
                 pass
             self.identity["data"][-1]["sha256"] = source.seen()
 
-    def _steps(self) -> Iterator[Step]:
+    def _steps(self, done: Callable[[int], Any]) -> Iterator[Step]:
         if self.job.options.engine == "ray":
             from normscope.corpus.cluster import ray_steps
 
             return ray_steps(self.job, self.position, self.progress.blocks)
-        return local_steps(self.job, self.position, self.progress.blocks)
+        return local_steps(self.job, self.position, self.progress.blocks, done)
 
-    def _measure(self, steps: Iterable[Step]) -> None:
-        from tqdm import tqdm
-
+    def _measure(self) -> None:
         options, statistics = self.job.options, self.job.statistics
         began = saved = time.monotonic()
         seconds_before = self.notes["seconds"]
-        done = self.progress.all(statistics)
-        tokens, self.notes["tokens"] = 0, done.tokens
-        with tqdm(
-            total=self.total,
-            initial=done.rows,
-            unit="row",
-            desc="corpus",
-            disable=None if options.progress is None else not options.progress,
+        finished = self.progress.all(statistics)
+        rows, tokens, self.notes["tokens"] = finished.rows, 0, finished.tokens
+        with progress_bar(
+            self.total, unit="row", description="corpus", done=rows, shown=options.progress
         ) as bar:
             try:
-                for step in steps:
+                for step in self._steps(bar.update):
                     self.progress = self.progress.plus(statistics, step.outcome, step.blocks)
                     self.position = step.after
                     for source in self._streams:
@@ -303,7 +299,8 @@ class _Run:
                     self.notes["seconds"] = seconds_before + now - began
                     tokens += step.outcome.tokens
                     bar.set_postfix_str(f"{tokens / (now - began):,.0f} tokens/s", refresh=False)
-                    bar.update(step.outcome.rows)
+                    rows += step.outcome.rows
+                    bar.update(rows - bar.n)  # rows that were not counted batch by batch
                     if now - saved >= options.checkpoint_seconds:
                         self._save()
                         saved = time.monotonic()

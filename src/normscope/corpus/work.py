@@ -7,7 +7,7 @@ therefore gives the same outcome, so that a lost outcome can be replaced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,9 +116,10 @@ class CorpusWorker:
         self.encoder = Encoder(model, tokenizer, options.max_length)
         self.measurer = Measurer(model, tokenizer, statistics, options.statistic_settings)
 
-    def run(self, block: RowBlock) -> Outcome:
-        """Measure a block."""
+    def run(self, block: RowBlock, done: Callable[[int], Any] = int) -> Outcome:
+        """Measure a block, and call `done` with the number of rows after each of its batches."""
         rows, cut, problems = self._encode(block)
+        done(len(problems))
         places = {item.key: item.where for item in block.items if isinstance(item, Record)}
         states: dict[str, StatisticState] = {}
         measured: list[Row] = []
@@ -126,6 +127,7 @@ class CorpusWorker:
             for part, part_states in self._measure(batch, places, problems):
                 states = merge(self.statistics, states, part_states)
                 measured += part
+            done(len(batch))
         self._dump(block, measured)
         return Outcome(
             states,

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from normscope.engine.judge import check_masks, judge
 from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
 from normscope.engine.passes import Pass, RecordedPass
 from normscope.errors import ExactnessError, UnsupportedModelError
+from normscope.foundation.progress import is_shown, stage
 from normscope.kernels import Scratch
 from normscope.models.running import evaluating
 
@@ -278,15 +279,18 @@ class Engine:
     def _with_progress(
         self, layer_done: Callable[[LayerCapture], None]
     ) -> Callable[[LayerCapture], None]:
-        """Show a progress bar over the layers if they are slow; on a terminal only."""
+        """Show the progress over the layers if they are slow; on a terminal only."""
         if not any(needs.slow for needs in self.needs):
             return layer_done
         from tqdm import tqdm
 
-        bar = tqdm(total=len(layers_of(self.model)), desc="layers", leave=False, disable=None)
+        total, hidden = len(layers_of(self.model)), True if is_shown() else None
+        bar = tqdm(total=total, desc="layers", leave=False, disable=hidden)
+        finished = count(1)
 
         def counted(layer: LayerCapture) -> None:
             layer_done(layer)
+            stage(f"running the model: {next(finished)} of {total} layers done")
             bar.update()
             if bar.n >= (bar.total or 0):
                 bar.close()

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from normscope.errors import MissingExtraError, ModelNotFoundError
 
 LoaderResult = TypeVar("LoaderResult")
@@ -15,6 +13,7 @@ LoaderResult = TypeVar("LoaderResult")
 
 def attempt(source: str, function: Callable[..., LoaderResult], *arguments: Any) -> LoaderResult:
     """Call a loader; turn its failure into a ModelNotFoundError that says what to do."""
+    import torch
     from safetensors import SafetensorError
 
     try:

@@ -18,11 +18,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from normscope.errors import MissingExtraError, ModelNotFoundError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 SUFFIX = ".gguf"
@@ -141,6 +140,7 @@ def gguf_weights(
     file: Path, config: PreTrainedConfig, dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Return the dequantised weights in a GGUF file, by the names of transformers' parameters."""
+    import torch
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     with torch.device("meta"):

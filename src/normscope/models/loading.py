@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,11 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError, ModelNotFoundError
+from normscope.foundation.progress import display_paused, stage
 from normscope.models import gguf_files
 from normscope.models.default import DefaultKind
 from normscope.models.failures import attempt, first_line, remote_code, some
+from normscope.models.hub import only_cached
 from normscope.models.sources import ModelSource, find_source
 
 if TYPE_CHECKING:
@@ -46,6 +49,24 @@ _TOKENIZER_FILES = {
 _UNUSED_PARTS = {"pooler", "contact_head", "mask_token", "masked_spec_embed"}
 
 
+@dataclass(frozen=True)
+class _ModelFiles:
+    """The files of a model in a folder or on the hub."""
+
+    location: str
+    revision: str | None
+    cached: bool  # read the hub's cache only
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments with which transformers finds them, and never runs their code."""
+        return {
+            "revision": self.revision,
+            "local_files_only": self.cached,
+            "trust_remote_code": False,  # set, so that config.json cannot ask for its own class
+        }
+
+
 def load(
     name: str | os.PathLike[str] | None = None,
     *,
@@ -58,11 +79,12 @@ def load(
 
     Args:
         name: a folder, a GGUF file, a name on the hub ("owner/name"), "smollm2" for the default
-            language model, or None for the default model ("minilm").
+            language model, "de-en" for the German-English translation model that comes with
+            normscope, or None for the default model ("minilm").
         revision: commit, tag or branch of a model on the hub.
         dtype: "float64", "float32", "bfloat16", "float16" or a torch dtype. None, or "auto",
             keeps the dtype in which the weights are stored; the weights of a GGUF file are
-            dequantised to float32.
+            dequantised to float32, and those of "de-en" are float32 on a CPU.
         device: where to put the model: "cpu", "cuda", "cuda:1", "mps". None is the CPU.
         tokenizer: False for a model that reads no text.
 
@@ -81,7 +103,10 @@ def load(
 def _load(
     source: ModelSource, dtype: torch.dtype | str, device: torch.device, tokenizer: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    location, pinned, commit = source.location, source.revision, source.commit
+    location, commit = source.location, source.commit
+    if dtype == "auto" and source.cpu_dtype is not None and device.type == "cpu":
+        dtype = _dtype_of(source.cpu_dtype)
+    stage(f"loading {Path(source.label).name}")
     model: Any
     reader: PreTrainedTokenizerBase | None = None
     if source.gguf:
@@ -90,11 +115,18 @@ def _load(
             model = attempt(location, _load_gguf, file, dtype)
             reader = attempt(location, gguf_files.gguf_tokenizer, file) if tokenizer else None
     else:
-        config = attempt(location, _load_config, location, pinned)
-        if not Path(location).is_dir():
-            pinned = commit = _commit_of(location, pinned)
-        model = attempt(location, _load_model, location, pinned, config, dtype)
-        reader = attempt(location, _load_tokenizer, location, pinned) if tokenizer else None
+        on_hub = not Path(location).is_dir()
+        files = _ModelFiles(
+            location, source.revision, on_hub and only_cached(location, source.revision)
+        )
+        # Downloads have bars of their own, which a status line must not overwrite.
+        with display_paused() if on_hub and not files.cached else nullcontext():
+            config = attempt(location, _load_config, files)
+            if on_hub:
+                commit = _commit_of(location, source.revision)
+                files = replace(files, revision=commit)
+            model = attempt(location, _load_model, files, config, dtype)
+            reader = attempt(location, _load_tokenizer, files) if tokenizer else None
     # transformers keeps where a model came from in its config; `identity` reads it back.
     model.config._name_or_path = source.label
     model.config._commit_hash = commit
@@ -186,12 +218,10 @@ def _device_of(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
-def _load_config(source: str, revision: str | None) -> PreTrainedConfig:
+def _load_config(files: _ModelFiles) -> PreTrainedConfig:
     from transformers import AutoConfig
 
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        source, revision=revision, trust_remote_code=False
-    )
+    config: PreTrainedConfig = AutoConfig.from_pretrained(files.location, **files.arguments)
     return config
 
 
@@ -217,19 +247,18 @@ _LOADING: dict[str, Any] = {
 
 
 def _load_model(
-    source: str, revision: str | None, config: PreTrainedConfig, dtype: torch.dtype | str
+    files: _ModelFiles, config: PreTrainedConfig, dtype: torch.dtype | str
 ) -> PreTrainedModel:
     with _without_load_report():
-        model, info = _class_of(source, config).from_pretrained(
-            source,
+        model, info = _class_of(files.location, config).from_pretrained(
+            files.location,
             config=config,
-            revision=revision,
             dtype=dtype,
             use_safetensors=True,
-            trust_remote_code=False,  # set, so that config.json cannot ask for a class of its own
+            **files.arguments,
             **_LOADING,
         )
-    return _whole(source, model, info)
+    return _whole(files.location, model, info)
 
 
 def _load_gguf(file: Path, dtype: torch.dtype | str) -> PreTrainedModel:
@@ -296,10 +325,12 @@ def _untrained(model: PreTrainedModel, missing: Iterable[str]) -> list[str]:
     )
 
 
-def _load_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBase:
+def _load_tokenizer(files: _ModelFiles) -> PreTrainedTokenizerBase:
     import transformers
     from huggingface_hub import try_to_load_from_cache
     from transformers.models.auto.tokenization_auto import get_tokenizer_config
+
+    source, revision = files.location, files.revision
 
     def has(file: str) -> bool:
         if Path(source).is_dir():
@@ -308,13 +339,14 @@ def _load_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBas
 
     try:
         # transformers silently replaces a tokenizer's own class by a general one.
-        own = get_tokenizer_config(source, revision=revision).get("auto_map") or ()
+        settings = get_tokenizer_config(source, revision=revision, local_files_only=files.cached)
+        own = settings.get("auto_map") or ()
         own = own.get("AutoTokenizer") or () if isinstance(own, dict) else own
         own = [own] if isinstance(own, str) else [name for name in own if name]
         if own and not any(hasattr(transformers, name.rpartition(".")[2]) for name in own):
             raise remote_code(source)
         tokenizer: PreTrainedTokenizerBase = transformers.AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=False
+            source, **files.arguments
         )
     except ModelNotFoundError:
         raise
@@ -323,10 +355,10 @@ def _load_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBas
             f"no tokenizer can be loaded from {source!r} ({first_line(error)}); save it there "
             "with tokenizer.save_pretrained(), or load both yourself and pass them in"
         ) from error
-    files = set(type(tokenizer).vocab_files_names.values())
-    if files and not any(has(file) for file in files | _TOKENIZER_FILES):
+    known = set(type(tokenizer).vocab_files_names.values())
+    if known and not any(has(file) for file in known | _TOKENIZER_FILES):
         raise ModelNotFoundError(
-            f"{source!r} has no tokenizer: none of {', '.join(sorted(files))}; save it there with "
+            f"{source!r} has no tokenizer: none of {', '.join(sorted(known))}; save it there with "
             "tokenizer.save_pretrained(), or load both yourself and pass them in"
         )
     return tokenizer

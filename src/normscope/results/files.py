@@ -11,23 +11,16 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from normscope.errors import InputError
-from normscope.foundation.files import check_file, whole_file
+from normscope.foundation.files import whole_file
 from normscope.results.arrays import LabelledArray
 from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
+from normscope.results.formats import STDOUT
 
-STDOUT = "-"
-SUFFIXES = (".json", ".csv", ".safetensors", ".html")
 COLUMNS = (
     *("part", "map", "layer", "head"),
     *("query", "query_token", "key", "key_token", "value"),
 )
-
-
-def check_output(output: str, more: Sequence[str] = ()) -> None:
-    """Raise InputError for a file name that has none of `SUFFIXES` or the suffixes in `more`."""
-    if output != STDOUT:
-        check_file(output, (*SUFFIXES, *more), also=", or be - for JSON on standard output")
 
 
 def write(result: Contributions | Attribution, output: str) -> None:

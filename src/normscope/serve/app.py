@@ -23,6 +23,7 @@ from normscope.serve.jobs import AnalysisJob, JobQueue, QueueFull, Unavailable
 from normscope.serve.limits import RateLimit
 from normscope.serve.requests import check_analysis, read_json
 from normscope.serve.settings import ServeSettings
+from normscope.show.palette import css_variables
 
 # Starlette's StaticFiles takes media types from the system's tables, which may be wrong; a browser
 # that is told "nosniff" then refuses the script.
@@ -71,6 +72,7 @@ class _Routes:
         self._rate = RateLimit(settings.rate / 60, max(5.0, settings.rate / 6))
         folder = resources.files("normscope.serve").joinpath("static")
         self._static = {name: folder.joinpath(name).read_bytes() for name in STATIC}
+        self._static["app.css"] = _palette().encode() + self._static["app.css"]
 
     async def index(self, request: Request) -> Response:
         return Response(self._static["index.html"], media_type=STATIC["index.html"])
@@ -162,6 +164,12 @@ class _Routes:
             raise HTTPException(404, f"this job has no result: it is {job.state}")
         job.fetched = True
         return job
+
+
+def _palette() -> str:
+    """Return the colours of both themes, which are those of results, as declarations of CSS."""
+    dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables('dark')} }} }}"
+    return f":root {{ {css_variables('light')} }}\n{dark}\n\n"
 
 
 def _file_response(kind: str, data: bytes, *, attachment: bool) -> Response:

@@ -28,6 +28,7 @@ class OfferedQuestion:
     Attributes:
         name: Its name in requests.
         title: The question in words.
+        about: What the answer shows, in a few words.
         heads: The kinds of heads that can answer it; empty for every model.
         fields: The fields of a request that it uses, beside model and text.
         required: Those that must not be empty.
@@ -38,6 +39,7 @@ class OfferedQuestion:
 
     name: str
     title: str
+    about: str
     heads: tuple[str, ...]
     fields: tuple[str, ...]
     required: tuple[str, ...] = ()
@@ -51,14 +53,16 @@ _SENTENCE = (("text", "Anna baked a cake, and Tom ate most of it."),)
 QUESTIONS = (
     OfferedQuestion(
         "maps",
-        "How do the tokens mix, layer by layer?",
+        "What does each word get from the others?",
+        "Attention weights beside what is really added, layer by layer.",
         (),
         ("text_pair", "target", "maps", "heads"),
         examples=_SENTENCE,
     ),
     OfferedQuestion(
         "next",
-        "What made the next word?",
+        "Which words made this answer?",
+        "Each word of a prompt, for or against the word that follows.",
         (CAUSAL,),
         ("answer", "foil", *HOW),
         text="Prompt",
@@ -67,7 +71,8 @@ QUESTIONS = (
     ),
     OfferedQuestion(
         "write",
-        "Let the model write: what made each word?",
+        "How does it continue?",
+        "The model writes; select a word to see what made it.",
         (CAUSAL,),
         ("generate", *HOW),
         ("generate",),
@@ -77,7 +82,8 @@ QUESTIONS = (
     ),
     OfferedQuestion(
         "continue",
-        "What made this continuation?",
+        "Which words made this continuation?",
+        "You write how the text goes on; see what speaks for each word.",
         (CAUSAL,),
         ("continuation", *HOW),
         ("continuation",),
@@ -87,21 +93,24 @@ QUESTIONS = (
     ),
     OfferedQuestion(
         "mask",
-        "What made the word at the mask?",
+        "Which words made the missing word?",
+        "Each word, for or against the word at the mask.",
         (MASKED,),
         ("text_pair", "answer", "foil", "position", *HOW),
         examples=(("text", f"The keys to the cabinet {MASK} on the table."),),
     ),
     OfferedQuestion(
         "label",
-        "What made the label?",
+        "Which words made this label?",
+        "Each word, for or against a label of the classifier.",
         (LABELS,),
         ("text_pair", "answer", "foil", *HOW),
         examples=(("text", "A gripping film, from the first minute to the last."),),
     ),
     OfferedQuestion(
         "token",
-        "What made the label of one token?",
+        "Which words made the label of one token?",
+        "Each word, for or against the label of the token at a position.",
         (TOKEN_LABELS,),
         ("text_pair", "position", "answer", "foil", *HOW),
         ("position",),
@@ -109,7 +118,8 @@ QUESTIONS = (
     ),
     OfferedQuestion(
         "span",
-        "What made the answer to a question?",
+        "Which words made the answer to this question?",
+        "Each word of question and passage, for or against the answer.",
         (SPANS,),
         ("text_pair", "answer", "foil", *HOW),
         ("text_pair",),
@@ -118,7 +128,8 @@ QUESTIONS = (
     ),
     OfferedQuestion(
         "target",
-        "What made this translation?",
+        "Which words made this translation?",
+        "Each word of the source, for every word of the translation.",
         (SEQ2SEQ,),
         ("target", *HOW),
         ("target",),
@@ -127,7 +138,8 @@ QUESTIONS = (
     ),
     OfferedQuestion(
         "write",
-        "Let the model write: what made each word?",
+        "What does the model write?",
+        "Select a word of its output to see what made it.",
         (SEQ2SEQ,),
         ("generate", *HOW),
         ("generate",),
@@ -136,7 +148,8 @@ QUESTIONS = (
     ),
     OfferedQuestion(
         "similar",
-        "What makes two texts similar?",
+        "How similar are two texts?",
+        "The words that make them alike, and those that do not.",
         (NO_HEAD,),
         ("similar_to", *HOW),
         ("similar_to",),
@@ -153,6 +166,7 @@ def describe_questions(model: Any, tokenizer: Any) -> dict[str, Any]:
         "questions": {
             question.name: {
                 "title": question.title,
+                "about": question.about,
                 "fields": list(question.fields),
                 "required": list(question.required),
                 "text": question.text,

@@ -6,7 +6,8 @@ import asyncio
 import signal
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +23,22 @@ HEAD_SECONDS = 10.0  # time for the head of a request to arrive
 GRACE = 3  # seconds for open responses to finish when the server stops
 
 
-def serve(settings: ServeSettings) -> None:
-    """Run the web app until SIGINT or SIGTERM."""
+def serve(
+    settings: ServeSettings, loading: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> None:
+    """Run the web app until SIGINT or SIGTERM.
+
+    Args:
+        settings: The settings of the server.
+        loading: Returns a context in which the models are loaded, such as a status line.
+    """
     listening = _listen(settings)
     settings = replace(settings, port=listening.getsockname()[1])
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         # After its own shutdown uvicorn raises the signal again, for other handlers.
         with suppress(KeyboardInterrupt):
-            asyncio.run(_serve(settings, listening))
+            asyncio.run(_serve(settings, listening, loading))
     finally:
         signal.signal(signal.SIGTERM, previous)
         listening.close()
@@ -89,11 +97,15 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-async def _serve(settings: ServeSettings, listening: socket.socket) -> None:
+async def _serve(
+    settings: ServeSettings,
+    listening: socket.socket,
+    loading: Callable[[], AbstractContextManager[None]],
+) -> None:
     jobs = JobQueue(settings)
-    print("normscope: loading the models …", file=sys.stderr, flush=True)
     try:
-        await jobs.start()
+        with loading():
+            await jobs.start()
         config = uvicorn.Config(
             create_app(settings, jobs),
             log_level="warning",

@@ -11,7 +11,7 @@ from normscope.results.arrays import printable
 from normscope.results.attribution import Attribution
 from normscope.results.passages import piece_texts
 from normscope.show.palette import diverging_levels, text_on
-from normscope.show.wording import decimals_for, proof, signed
+from normscope.show.wording import decimals_for, proof, short_signature, signed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,8 +42,8 @@ def show(result: Attribution, console: Console | None = None) -> None:
     console = console or Console()
     report(result, console)
     if result.signature:
-        signature = f"signature  {printable(result.signature)}"
-        console.print(_plain(signature, "dim"), soft_wrap=True)
+        signature = short_signature(result.signature, "result.signature", WIDEST - 11)
+        console.print(_plain(f"signature  {signature}", "dim"), soft_wrap=True)
 
 
 def report(result: Attribution, console: Console) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from normscope.decomposition.scopes import NORMS, WEIGHTS
+from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray, printable
 from normscope.results.contributions import Contributions
+from normscope.show.wording import short_signature
 from normscope.text.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ NUMBER_WIDTH = 6  # "100.0%"
 MIN_TOKEN_WIDTH = 11
 GAP = 2  # spaces between columns
 NOTE = "A share is a key's part of a row, averaged over the queries."
+NOTE_QUERY = "A share is a key's part of all that the token receives in the layer."
 NOTE_BOTH = (
     "α: share of the attention weight. ‖αf‖: share of the norm of the vectors αf(x), which the "
     "attention adds. differ: the part of the weight that would have to move to other keys to give "
@@ -52,19 +55,99 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}%"
 
 
-def show(result: Contributions, console: Console) -> None:
-    """Print the tokens, the largest contributors of each layer, the errors and the signature."""
+def show(
+    result: Contributions,
+    console: Console,
+    *,
+    query: str | None = None,
+    hint: str | None = "result.signature",
+) -> None:
+    """Print the tokens, the largest contributors of each layer, the errors and the signature.
+
+    Args:
+        result: Maps of one text.
+        console: Where to print.
+        query: Show only what this token receives: a token, a word or a position.
+        hint: How to see the whole signature, which is shortened; None prints it whole.
+    """
+    parts = result.parts or {"": result}
+    rows = None if query is None else find_queries(parts, query)
     shown: dict[Tokens, str] = {}
-    for name, part in (result.parts or {"": result}).items():
+    for name, part in parts.items():
+        if rows is not None and not rows[name]:
+            continue
         if name:
             console.rule(name, style="none", align="left")
         _show_tokens(part, name, shown, console)
-        _show_maps(part, console)
-    note = f"{NOTE} {NOTE_BOTH}" if {WEIGHTS, NORMS} <= set(result) else NOTE
+        if rows is None:
+            _show_maps(part, console)
+        for row in [] if rows is None else rows[name]:
+            _show_query(part, row, console)
+    note = NOTE if query is None else NOTE_QUERY
+    if {WEIGHTS, NORMS} <= set(result) and query is None:
+        note = f"{note} {NOTE_BOTH}"
     console.print(note, style="dim", highlight=False)
-    errors = ", ".join(f"{name} {error:.1e}" for name, error in result.error.items())
-    console.print(f"\nerror      {errors} (largest relative gap to the model's output)", **_PLAIN)
-    console.print(f"signature  {result.signature}", **_PLAIN)
+    errors = ", ".join(f"{name} {_error(error)}" for name, error in result.error.items())
+    console.print(f"\nerror      {errors}, relative to the model's output", highlight=False)
+    label = "signature  "
+    room = max(40, min(console.width, 80)) - len(label)
+    signature = result.signature if hint is None else short_signature(result.signature, hint, room)
+    console.print(label + signature, **_PLAIN)
+
+
+def _error(error: float) -> str:
+    return "0" if error == 0 else f"{error:.1e}"
+
+
+def layer_name(layer: int, layers: Sequence[int]) -> str:
+    """Return a layer with the range of all, as in "4 (0–5)"; of some layers, without it."""
+    whole = len(layers) > 1 and list(layers) == list(range(len(layers)))
+    return f"{layer} (0–{layers[-1]})" if whole else str(layer)
+
+
+def find_queries(parts: Mapping[str, Contributions], query: str) -> dict[str, list[int]]:
+    """Return the positions of a query token in each part of a result.
+
+    A token is found by the tokenizer's piece ("##s"), by its text ("s") or by its word; then
+    without regard to case; then a number is a position. Every occurrence counts.
+
+    Raises:
+        InputError: No part has such a token.
+    """
+    rows = {name: _positions(part.tokens, query) for name, part in parts.items()}
+    if any(rows.values()):
+        return rows
+    tokens = next(iter(parts.values())).tokens
+    listing = ", ".join(f"{at} {printable(name)}" for at, name in enumerate(tokens.strings[:40]))
+    more = f", and {len(tokens) - 40} more" if len(tokens) > 40 else ""
+    raise InputError(f"there is no token {query!r}; the tokens are: {listing}{more}")
+
+
+def _positions(tokens: Tokens, query: str) -> list[int]:
+    words = [""] * len(tokens)
+    if tokens.words is not None and tokens.word_of is not None:
+        words = [tokens.words[word] for word in tokens.word_of]
+    for wanted, change in ((query, str), (query.casefold(), str.casefold)):
+        for names in (tokens.strings, tokens.texts, words):
+            if rows := [at for at, name in enumerate(names) if change(name) == wanted]:
+                return rows
+    position = int(query) if query.isdecimal() else len(tokens)
+    return [position] if position < len(tokens) else []
+
+
+def _show_query(part: Contributions, row: int, console: Console) -> None:
+    """Print what one query receives: for each map, the first three keys of each layer."""
+    from rich.text import Text
+
+    label = token_label(row, part.tokens.strings[row])
+    console.print(Text.assemble("What ", label, " receives", style="bold"))
+    console.print()
+    for name in part:
+        console.print(_ranking(part[name], console.width, row), crop=False)
+        console.print()
+    if {WEIGHTS, NORMS} <= set(part):
+        _, remark = _comparison(part[WEIGHTS], part[NORMS], console.width, row)
+        console.print(f"{remark}\n", highlight=False, markup=False, emoji=False)
 
 
 def _show_tokens(
@@ -127,12 +210,18 @@ def _places(array: LabelledArray) -> Iterator[tuple[tuple[int, ...], tuple[str, 
         yield index, tuple(map(str, labels))
 
 
-def _comparison(weights: LabelledArray, norms: LabelledArray, width: int) -> tuple[Table, str]:
-    """Return a table with the first key by weight and by norm of each layer, and a remark on it."""
+def _comparison(
+    weights: LabelledArray, norms: LabelledArray, width: int, query: int | None = None
+) -> tuple[Table, str]:
+    """Return a table with the first key by weight and by norm of each layer, and a remark on it.
+
+    The shares are those of one query, or averaged over all.
+    """
     from rich.text import Text
 
     table = _empty_table(weights, COMPARED, width)
-    by_weight, by_norm = row_shares(weights), row_shares(norms)
+    rows = slice(None) if query is None else [query]
+    by_weight, by_norm = (row_shares(array)[..., rows, :] for array in (weights, norms))
     differ = difference(by_weight, by_norm)
     tokens = weights.tokens["key"].strings
     widest, remark = -1.0, ""
@@ -148,41 +237,50 @@ def _comparison(weights: LabelledArray, norms: LabelledArray, width: int) -> tup
         table.add_row(*labels, *cells, percent(float(differ[index])))
         if differ[index] > widest:
             widest = float(differ[index])
-            remark = _remark(labels, tops, tokens, shares, widest)
+            place = f"layer {layer_name(int(labels[0]), weights.labels['layer'])}"
+            place += f", head {labels[1]}" if len(labels) > 1 else ""
+            remark = _remark(place, tops, tokens, shares)
     return table, remark
 
 
 def _remark(
-    labels: tuple[str, ...],
+    place: str,
     tops: list[int],
     tokens: tuple[str, ...],
     shares: tuple[NDArray[np.float64], NDArray[np.float64]],
-    differ: float,
 ) -> str:
-    place = ", ".join(f"{axis} {at}" for axis, at in zip(("layer", "head"), labels, strict=False))
     keys = "; ".join(
-        f"{printable(tokens[top])} (position {top}) has {percent(float(shares[0][top]))} of the "
+        f"{printable(tokens[top])} (position {top}) gets {percent(float(shares[0][top]))} of the "
         f"weight and {percent(float(shares[1][top]))} of the norm"
         for top in dict.fromkeys(tops)
     )
-    return f"They differ most in {place}, by {percent(differ)}: {keys}."
+    return f"Weights and norms differ most in {place}: {keys}."
 
 
-def _ranking(array: LabelledArray, width: int) -> Table:
-    """Return a table with the first three keys of each layer and their shares."""
+def _ranking(array: LabelledArray, width: int, query: int | None = None) -> Table:
+    """Return a table with the first three keys of each layer and their shares.
+
+    The shares are those of one query, or averaged over all.
+    """
     from rich.text import Text
 
     count = min(len(RANKED) // 2, array.shape[-1])
     table = _empty_table(array, RANKED[: 2 * count], width)
-    table.title = array.name
+    table.title = array.name if query is None else f"by {_measured(array.name)}"
+    rows = slice(None) if query is None else [query]
     tokens = array.tokens["key"].strings
     for index, labels in _places(array):
-        share = row_shares(array[index]).mean(axis=0)
+        share = row_shares(array[index])[rows].mean(axis=0)
         cells: list[Text] = []
         for top in np.argsort(-share, kind="stable")[:count].tolist():
             cells += [token_label(top, tokens[top]), Text(percent(float(share[top])))]
         table.add_row(*labels, *cells)
     return table
+
+
+def _measured(name: str) -> str:
+    """Return what a map measures, in words."""
+    return {WEIGHTS: "attention weight", NORMS: "norm of what is added"}.get(name, name)
 
 
 def _empty_table(array: LabelledArray, titles: Sequence[str], width: int) -> Table:

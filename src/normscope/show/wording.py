@@ -53,6 +53,29 @@ def describe(name: str, *, per_head: bool = False, residual_column: bool = False
     return scope
 
 
+def short_signature(signature: str, hint: str, width: int = 80) -> str:
+    """Return a signature in one line: the model, its weights, the version, where to see the rest.
+
+    Args:
+        signature: The whole signature.
+        hint: How to see it whole, such as "--signature".
+        width: The number of columns.
+    """
+    entries = (entry.partition(":") for entry in signature.split("|"))
+    fields = {name: value for name, _, value in entries}
+    weights = fields.get("weights", "").removeprefix("sha256=")[:8]
+    rest = f", weights {weights}" if weights else ""
+    rest += f", normscope {fields.get('normscope', '?')} … ({hint})"
+    name = printable(fields.get("model", "?")).rpartition("/")[2]
+    room = max(8, width - len(rest))
+    return (name if len(name) <= room else f"{name[: room - 1]}…") + rest
+
+
+def shown_error(error: float) -> str:
+    """Format an error: "2e-07"; an error of exactly zero is "0"."""
+    return "0" if error == 0 else f"{error:.0e}"
+
+
 def amount(value: float, decimals: int) -> str:
     """Format a number with a typographic minus: "−0.42"."""
     return f"{value:.{decimals}f}".replace("-", "−")
@@ -91,4 +114,6 @@ def proof(result: Attribution, step: int | None = None) -> str:
     if baseline:
         whose += f" less that of the baseline {printable(baseline)}"
     units = printable(result.units)
-    return f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {result.error:.0e}"
+    return (
+        f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {shown_error(result.error)}"
+    )

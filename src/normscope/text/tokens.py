@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError
+from normscope.text.checks import check_text
 from normscope.text.words import group_pieces, surface_without_offsets
 
 if TYPE_CHECKING:
@@ -115,9 +116,9 @@ def encode(
         framed: let the tokenizer add its special tokens; False for a text that has them already.
     """
     _check_tokenizer(tokenizer)
-    _check_text("text", text)
+    check_text("text", text)
     if text_pair is not None:
-        _check_text("text_pair", text_pair)
+        check_text("text_pair", text_pair)
     texts = (text,) if text_pair is None else (text, text_pair)
     with state_kept(tokenizer):
         choose_side(tokenizer, as_target=as_target)
@@ -173,22 +174,6 @@ def _check_tokenizer(tokenizer: object) -> None:
         "the tokenizer must be a transformers tokenizer (AutoTokenizer.from_pretrained(...)), "
         f"not {type(tokenizer).__name__}{hint}"
     )
-
-
-def _check_text(name: str, text: object) -> None:
-    if not isinstance(text, str):
-        raise InputError(f"{name} must be a string, not {type(text).__name__}: {text!r:.80}")
-    if not text:
-        raise InputError(f"{name} is empty: give at least one word")
-    if not text.strip():
-        raise InputError(f"{name} is only whitespace ({text!r:.40}): give at least one word")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{name} is not valid Unicode: character {error.start} is half of a surrogate pair; "
-            "decode the text with its real encoding first"
-        ) from None
 
 
 @contextmanager

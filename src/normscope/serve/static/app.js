@@ -1,6 +1,21 @@
 // The form, the progress of an analysis, and its result. Text from outside is set as text only,
 // never as HTML.
 
+const STORED = "normscope"; // the key of the form in the tab's own storage, never sent anywhere
+const PLAIN = {
+  attn_w: "how much each word looks at every other",
+  attn_n: "how much each word really adds to the other",
+  attn_res_w: "weights, with what a word keeps of itself",
+  attn_res_n: "contributions, with what a word keeps of itself",
+  attn_res_ln_n: "all that attention does, with what a word keeps of itself, rescaled",
+  atb: "all that attention does, with what a word keeps of itself",
+  atb_ln: "the same, rescaled",
+  atb_ff: "what the second half of the layer adds, by word",
+  atb_ff_res: "the second half of the layer, with what it passes on",
+  atb_ff_res_ln: "from the input of the layer to its output",
+  atb_ln_ff: "what the second half of the layer adds, by word",
+  atb_ln_ff_res: "from the input of the layer to its output",
+};
 const FORMATS = { html: "HTML page", safetensors: "safetensors", json: "JSON", csv: "CSV" };
 
 const $ = (id) => document.getElementById(id);
@@ -76,7 +91,9 @@ async function start() {
   $("ask").hidden = false;
   $("go").disabled = false;
   $("model").replaceChildren(...models.map((model) => new Option(model.name, model.name)));
+  $("model-field").hidden = models.length < 2;
   updateModel();
+  restore();
 }
 
 $("login").addEventListener("submit", async (event) => {
@@ -102,21 +119,31 @@ function selectedQuestion() {
   return $("questions").querySelector("input:checked").value;
 }
 
+// The questions that any model can answer, in the order of the models.
+function allQuestions() {
+  const questions = {};
+  for (const model of models) {
+    for (const [name, question] of Object.entries(model.questions)) questions[name] ??= question;
+  }
+  return questions;
+}
+
 function updateModel() {
   const model = selectedModel();
   const before = $("questions").querySelector("input:checked")?.value;
-  const names = Object.keys(model.questions);
+  const checked = before in model.questions ? before : Object.keys(model.questions)[0];
+  const questions = { ...allQuestions(), ...model.questions };
   $("questions").replaceChildren(
-    ...names.map((name, at) => {
-      const box = choice("radio", "question", name, model.questions[name].title);
-      box.firstChild.checked = names.includes(before) ? name === before : at === 0;
-      box.firstChild.addEventListener("change", updateQuestion);
-      return box;
+    ...Object.entries(questions).map(([name, question]) => {
+      const card = choice("radio", "question", name, question.title, question.about);
+      card.firstChild.checked = name === checked;
+      card.firstChild.addEventListener("change", selectQuestion);
+      return card;
     }),
   );
-  $("questions-field").hidden = names.length < 2;
   $("hint").textContent =
-    `At most ${model.max_length} tokens and ${limits.time_limit} seconds per analysis.`;
+    `${models.length < 2 ? `Model: ${model.name}. ` : ""}At most ${model.max_length} tokens and ` +
+    `${limits.time_limit} seconds.`;
   $("generate").max = model.max_length;
   const labels = model.labels.map((label) => new Option(label, label));
   $("label").replaceChildren(new Option("the model’s own choice", ""), ...labels);
@@ -124,7 +151,7 @@ function updateModel() {
     new Option("—", ""), ...labels.map((option) => option.cloneNode(true)));
   $("maps").replaceChildren(
     ...model.maps.map((name) => {
-      const box = choice("checkbox", "maps", name, model.titles[name] ?? name);
+      const box = choice("checkbox", "maps", name, model.titles[name] ?? name, PLAIN[name]);
       box.firstChild.checked = model.suggested.includes(name);
       box.title = name;
       return box;
@@ -134,11 +161,37 @@ function updateModel() {
   updateHeads();
 }
 
-function choice(type, name, value, title) {
+// Ask the selected model, or the first one that can answer.
+function selectQuestion() {
+  const name = selectedQuestion();
+  if (name in selectedModel().questions) {
+    updateQuestion();
+    return;
+  }
+  $("model").selectedIndex = models.findIndex((model) => name in model.questions);
+  updateModel();
+  $("questions").querySelector("input:checked").focus(); // the cards are new
+}
+
+function choice(type, name, value, title, about) {
   const label = document.createElement("label");
   const box = document.createElement("input");
   Object.assign(box, { type, name, value });
-  label.append(box, ` ${title}`);
+  const words = document.createElement("span");
+  words.append(title);
+  if (about) {
+    const more = document.createElement("span");
+    more.className = "quiet";
+    more.id = `${name}-${value}-about`;
+    more.textContent = about;
+    box.setAttribute("aria-describedby", more.id);
+    label.append(box, words);
+    words.id = `${name}-${value}-title`;
+    box.setAttribute("aria-labelledby", words.id);
+    const column = document.createElement("span");
+    column.append(words, more);
+    label.append(column);
+  } else label.append(box, words);
   return label;
 }
 
@@ -170,13 +223,15 @@ function updateQuestion() {
   }
   $("answers").hidden = !shown.some((field) => field in LABELLED || ["generate", "position"].includes(field));
   $("space-field").hidden = !question.follows || shown.includes("generate");
-  $("more").hidden = maps;
+  $("shares-options").hidden = maps;
   $("maps-field").hidden = !maps;
   $("heads-field").hidden = !maps;
   $("text-label").textContent = maps && model.target ? "Source" : question.text;
   $("target-label").textContent = maps ? "Target: the text that the decoder reads" : "Translation";
   $("pair-label").textContent = required.includes("text_pair") ? "Passage with the answer" : "Second text";
   $("pair-optional").hidden = required.includes("text_pair");
+  // A second text that most texts do not have is not asked for at first.
+  $(required.includes("text_pair") ? "texts" : "advanced-texts").append($("pair-field"));
   $("position-hint").textContent = required.includes("position")
     ? "(counted from 0, special tokens included)"
     : "(optional, in place of a mask; counted from 0)";
@@ -209,7 +264,65 @@ function updateHeads() {
   }
 }
 
+// ---- a reload keeps the form
+
+const FIELDS = [
+  "text", "pair", "target", "similar", "continuation", "answer", "label", "foil", "foil-label",
+  "generate", "position", "baseline",
+];
+const FLAGS = ["space", "trace"];
+
+function store() {
+  const state = {
+    model: $("model").value,
+    question: selectedQuestion(),
+    fields: Object.fromEntries(FIELDS.map((id) => [id, $(id).value])),
+    flags: Object.fromEntries(FLAGS.map((id) => [id, $(id).checked])),
+    maps: [...$("maps").querySelectorAll("input:checked")].map((box) => box.value),
+    heads: selectedHeads(),
+    advanced: $("advanced").open,
+  };
+  try {
+    sessionStorage.setItem(STORED, JSON.stringify(state));
+  } catch {
+    // Storage is full or not allowed: a reload then begins anew.
+  }
+}
+
+function restore() {
+  let state;
+  try {
+    state = JSON.parse(sessionStorage.getItem(STORED));
+  } catch {
+    return;
+  }
+  if (!state || !models.some((model) => model.name === state.model)) return;
+  $("model").value = state.model;
+  updateModel();
+  const radio = [...$("questions").querySelectorAll("input")].find(
+    (box) => box.value === state.question);
+  if (radio && state.question in selectedModel().questions) radio.checked = true;
+  updateQuestion();
+  for (const id of FIELDS) if (typeof state.fields[id] === "string") $(id).value = state.fields[id];
+  for (const id of FLAGS) $(id).checked = Boolean(state.flags[id]);
+  for (const box of $("maps").querySelectorAll("input")) box.checked = state.maps.includes(box.value);
+  for (const box of document.querySelectorAll("input[name=heads]")) {
+    box.checked = box.value === state.heads;
+  }
+  $("advanced").open = Boolean(state.advanced);
+  updateHeads();
+}
+
+function changed(event) {
+  event.target.removeAttribute?.("aria-invalid");
+  if (!$("result").hidden && !job) $("stale").hidden = false;
+  store();
+}
+
 $("model").addEventListener("change", updateModel);
+$("ask").addEventListener("input", changed);
+$("ask").addEventListener("change", changed);
+$("advanced").addEventListener("toggle", () => models.length && store());
 for (const radio of document.querySelectorAll("input[name=heads]")) {
   radio.addEventListener("change", updateHeads);
 }
@@ -227,12 +340,14 @@ $("ask").addEventListener("submit", async (event) => {
   event.preventDefault();
   if (job || $("go").disabled) return;
   $("result").hidden = true; // it does not belong to what is asked now
+  if (!complete()) return;
   const name = selectedQuestion();
   const analysis = { model: selectedModel().name, question: name, text: $("text").value };
   if (name === "maps") {
     const boxes = [...$("maps").querySelectorAll("input:checked:not(:disabled)")];
     if (!boxes.length) {
-      say("Select at least one map.", true);
+      $("advanced").open = true;
+      say("Select at least one thing to measure, under Advanced.", true);
       return;
     }
     analysis.maps = boxes.map((box) => box.value);
@@ -251,6 +366,21 @@ $("ask").addEventListener("submit", async (event) => {
     setBusy(false);
   }
 });
+
+// Whether all required fields are filled in; otherwise name the first that is not.
+function complete() {
+  for (const element of $("ask").querySelectorAll("textarea, input")) {
+    const empty = element.required && !element.value.trim() && !element.closest("[hidden]");
+    element.toggleAttribute("aria-invalid", false);
+    if (!empty) continue;
+    const name = $("ask").querySelector(`label[for=${element.id}]`).innerText.replace(/\(.*/s, "");
+    element.setAttribute("aria-invalid", "true");
+    say(`${name.trim()} is empty: write at least one word.`, true);
+    element.focus();
+    return false;
+  }
+  return true;
+}
 
 // The fields of the question that are not empty, as a request has them.
 function writtenFields() {
@@ -373,7 +503,9 @@ function showResult(done, question) {
   frame.title = question === "maps" ? "Maps of the text" : "Shares of the tokens";
   $("view").replaceWith(frame);
   $("result").hidden = false;
-  const error = done.reconstruction_error.toExponential(1);
+  $("stale").hidden = true;
+  const gap = done.reconstruction_error;
+  const error = gap ? gap.toExponential(1) : "0";
   const seconds = done.seconds.toFixed(1);
   const parts = question === "maps" ? "parts" : "shares";
   say(`Done in ${seconds} seconds. The ${parts} add up to the model's output within ${error}.`);
