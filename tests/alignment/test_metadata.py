@@ -10,7 +10,7 @@ import pytest
 from normscope import InputError
 from normscope.alignment.extract import Choice
 from normscope.alignment.metadata import ModelMetadata, read_metadata
-from normscope.alignment.words import Normalization
+from normscope.text.normalization import Normalization
 
 
 def test_the_file_beside_a_model(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import normscope
 from normscope import ExactnessError, InputError
@@ -16,6 +18,8 @@ from normscope.alignment.metadata import read_metadata
 from normscope.alignment.translator import embedded_model_path
 from normscope.decomposition import attention
 from normscope.kernels import quadratic_norms
+from normscope.models import identity, load
+from normscope.models.sides import tokenizers_of
 
 TWELVE = Path(__file__).parents[1] / "helpers" / "data" / "twelve.tsv"
 Link = tuple[int, int]
@@ -123,17 +127,51 @@ def test_translations_are_aligned_as_they_are_when_given() -> None:
     assert dict(translated[0].links)[1] == targets[0].split().index("children")
 
 
-def test_analyze_refuses_it_rather_than_cut_the_target_by_the_wrong_tokenizer() -> None:
-    with pytest.raises(InputError, match=r"a tokenizer of its own for the target.*align"):
-        normscope.analyze(str(embedded_model_path()), text="das haus .", target="the house .")
+@pytest.mark.parametrize("name", ["de-en", "normscope-de-en", "folder"])
+def test_analyze_names_the_tokens_of_both_sides(name: str) -> None:
+    model = str(embedded_model_path()) if name == "folder" else name
+    dtype = "float32" if name == "folder" else None
+    result = normscope.analyze(
+        model, text="Das Haus ist groß .", target="The house is big .", dtype=dtype
+    )
+    assert list(result.parts) == ["encoder", "decoder", "cross"]
+    source = ("Das", "Haus", "ist", "groß", ".", "</s>")
+    assert result.encoder.tokens.texts == source
+    assert result.cross.key_tokens.texts == source
+    written = ("</s>", "The", "house", "is", "big", ".")
+    assert result.decoder.tokens.texts == result.cross.tokens.texts == written
+    assert result.cross.tokens.strings[1:] == ("▁the", "▁house", "▁is", "▁big", "▁.")
+    assert result.cross["attn_n"].shape == (4, 6, 6)
+    assert max(part.error["attn_n"] for part in result.parts.values()) < 1e-5
+    assert "+TokenizersBackend/" in result.signature
 
 
-@pytest.mark.parametrize("question", [{"target": "the house ."}, {"generate": 3}, {}])
-def test_attribute_refuses_it_too(question: dict[str, Any]) -> None:
-    with pytest.raises(
-        InputError, match=r"a tokenizer of its own for the target.*attribute_inputs"
-    ):
-        normscope.attribute(str(embedded_model_path()), text="das haus .", **question)
+def test_it_is_loaded_by_its_short_name_and_as_a_pair_of_tokenizers() -> None:
+    model, tokenizer = load("de-en")
+    assert model.dtype == torch.float32
+    assert identity(model)["name"] == "normscope-de-en"
+    both = tokenizers_of(model, tokenizer)
+    assert both.two
+    texts: dict[str, Any] = {"text": "das haus .", "target": "the house ."}
+    first = normscope.analyze(model, tokenizer, **texts)
+    model.config._name_or_path = ""  # no folder to find the second tokenizer in
+    second = normscope.analyze(model, both.given, **texts)
+    assert first.cross.tokens == second.cross.tokens
+    np.testing.assert_array_equal(first.cross["attn_n"].values, second.cross["attn_n"].values)
+    with pytest.raises(InputError, match=r"one tokenizer, or two \(source, target\), not 3"):
+        normscope.analyze(model, [tokenizer] * 3, **texts)
+
+
+def test_attribute_explains_its_translation() -> None:
+    result = normscope.attribute("de-en", text="Das Haus ist groß .", target="the house is big .")
+    assert result.steps is not None
+    assert result.steps.texts == ("the", "house", "is", "big", ".", "</s>")
+    assert result.top(1, step=1)[0][0] == "Haus"
+    written = normscope.attribute("de-en", text="das haus .", generate=3)
+    assert written.steps is not None
+    assert written.steps.texts[:2] == ("the", "house")
+    answer = normscope.attribute("de-en", text="das haus .", answer="the", foil="that")
+    assert "' the' rather than ' that'" in answer.question
 
 
 def test_its_choice_stands_in_its_folder() -> None:

@@ -9,11 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 
 from normscope import InputError, MissingExtraError
 from normscope.alignment.api import Alignment
 from normscope.alignment.links import Links
 from normscope.alignment.plots import aer_by_head, aer_by_layer, norm_by_head, soft_alignment
+from normscope.plots import alignment
+from normscope.show.palette import CATEGORIES
+from tests.helpers.alignments import pair
 
 SOFT = np.array([[1.0, 2.0, 1.0], [3.0, 0.0, 1.0]], dtype=np.float32)
 PAIR = Alignment(("das", "$x_1$"), ("the", "house"), Links.of({(1, 0), (0, 1)}), SOFT)
@@ -103,3 +107,64 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtraError, match=r"normscope\[plots\]"):
         aer_by_head([[0.1]])
+
+
+def test_links_are_lines_between_two_rows() -> None:
+    one = pair(gold=False)
+    ax = alignment(one)
+    lines: Any = {patch.get_gid(): patch for patch in ax.patches}
+    assert set(lines) == {"link-0-0", "link-1-1", "link-1-2", "link-4-3"}
+    widths = {name: patch.get_linewidth() for name, patch in lines.items()}
+    assert sorted(widths, key=widths.__getitem__) == [
+        "link-1-2",
+        "link-0-0",
+        "link-4-3",
+        "link-1-1",
+    ]
+    opacity = {name: patch.get_alpha() for name, patch in lines.items()}
+    assert opacity["link-1-1"] == pytest.approx(0.3 + 0.7 * 0.84)
+    words = {text.get_text(): text for text in ax.texts}
+    assert {*(one.source or ()), *one.target} <= set(words)
+    assert words["heute"].get_style() == "italic"
+    assert words["Katze"].get_style() == "normal"
+    start, *_, end = lines["link-4-3"].get_path().vertices
+    assert start[0] == words["gut"].get_position()[0]
+    assert end[0] == words["well"].get_position()[0]
+    assert ax.get_title(loc="left").replace("\n", " ") == one.headline
+    assert ax.get_legend() is None
+    figure: Any = ax.figure
+    figure.savefig(io.BytesIO(), format="pdf")
+
+
+def test_gold_links_have_colours_and_dashes() -> None:
+    ax = alignment(pair())
+    drawn: Any = {
+        patch.get_gid(): (to_hex(patch.get_edgecolor()), patch.get_linestyle())
+        for patch in ax.patches
+    }
+    assert drawn["link-1-1"] == (CATEGORIES[0].lower(), "-")
+    assert drawn["link-4-3"] == (CATEGORIES[5].lower(), "-")
+    assert drawn["link-1-2"] == (CATEGORIES[1].lower(), "-")
+    assert drawn["link-5-4"][1] == ":"
+    entries: Any = ax.get_legend()
+    assert names(entries.get_texts()) == [
+        *("sure, found", "possible, found", "wrong", "sure, missing"),
+    ]
+    other = alignment(pair(gold=False), Links.of({(0, 0)}))
+    assert sum(patch.get_linestyle() == ":" for patch in other.patches) == 0
+    assert len(other.patches) == 4
+
+
+def test_long_sentences_are_columns_and_scripts_have_their_direction() -> None:
+    words = tuple(f"word{at}" for at in range(40))
+    long = Alignment(words, words, Links.of({(0, 0), (39, 39)}))
+    ax = alignment(long)
+    spots = [text.get_position() for text in ax.texts]
+    assert {x for x, _ in spots} == {0, 1.7}
+    assert [y for _, y in spots[:3]] == pytest.approx([0, 0.27, 0.54])
+    hebrew = alignment(Alignment(("שלום", "עולם"), ("hello", "world"), Links.of({(0, 0)})))
+    places = {text.get_text(): text.get_position()[0] for text in hebrew.texts}
+    assert places["שלום"] > places["עולם"]
+    assert places["hello"] < places["world"]
+    with pytest.raises(InputError, match=r"source of this alignment is audio"):
+        alignment(Alignment(None, ("a",), Links()))

@@ -13,6 +13,7 @@ import torch
 from normscope import align
 from normscope.alignment.aer import score
 from normscope.alignment.files import read_links
+from normscope.cli import align as command_line
 from normscope.models.architectures import tiny_model
 from tests.helpers.commands import fail, succeed
 from tests.helpers.tiny import tokenizer
@@ -78,7 +79,7 @@ def test_soft_matrices(model: str, texts: tuple[str, ...], tmp_path: Path) -> No
     scores = {(s, t): score for s, t, score in lines[0]["links"]}
     assert scores == alignments[0].links.scores
     message = fail("align", "--model", model, *texts, "--soft")
-    assert "--soft needs an --output that ends in .jsonl" in message
+    assert "--soft needs an --output that ends in .jsonl or .html" in message
 
 
 def test_gold_and_another_aligner(model: str, texts: tuple[str, ...], tmp_path: Path) -> None:
@@ -142,3 +143,119 @@ def test_mistakes_of_align(model: str, texts: tuple[str, ...], tmp_path: Path) -
     tiny_model("bert").save_pretrained(bert)
     tokenizer().save_pretrained(bert)
     assert "is not an encoder-decoder model" in fail("align", "--model", str(bert), *texts)
+
+
+PAIR = ("--text", "the cats sat.", "--target-text", "Cats sat!")
+
+
+def test_one_sentence_is_printed_as_word_pairs(model: str) -> None:
+    how = ["--layer", "1", "--head", "sum", "--reading", "awo"]
+    done = succeed("align", "--model", model, *PAIR, *how)
+    expected = align(
+        "the cats sat.", "Cats sat!", model, layer=1, head="sum", reading="awo", words="punctuation"
+    )
+    assert expected[0].source == ("the", "cats", "sat", ".")
+    assert done.stdout == f"{expected[0]}\n"
+    assert done.stderr.splitlines() == [expected.signature]
+    spaced = succeed("align", "--model", model, *PAIR, *how, "--words", "space").stdout
+    assert spaced.startswith("the cats sat.\nCats sat!\n")
+    guess = succeed("align", "--model", model, *PAIR).stderr
+    assert "layer and head were chosen from 1 pair, which is too little to rely on" in guess
+
+
+def test_the_packaged_model_aligns_one_sentence_without_a_note() -> None:
+    done = succeed("align", "--text", "Das ist gut.", "--target-text", "This is good.")
+    rows = [line.split()[:2] for line in done.stdout.splitlines()[4:8]]
+    assert rows == [["Das", "This"], ["ist", "is"], ["gut", "good"], [".", "."]]
+    assert "surest link" in done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    named = succeed("align", "--model", "de-en", "--text", "gut", "--target-text", "good")
+    assert "The target word is linked" in named.stdout
+
+
+def test_files_are_printed_as_word_pairs_when_asked(model: str, texts: tuple[str, ...]) -> None:
+    gold = ["--gold", texts[1].replace("a.de", "a.talp")]
+    printed = succeed("align", "--model", model, *texts, *gold, "--pairs").stdout
+    expected = align(SOURCE, TARGET, model, gold=gold[1])
+    parts = [f"pair {number}\n{pair}\n" for number, pair in enumerate(expected, 1)]
+    assert printed == "\n".join(parts)
+    assert "missing" in printed
+
+
+def test_pairs_from_standard_input(model: str, texts: tuple[str, ...]) -> None:
+    lines = "".join(f"{s}\t{t}\n" for s, t in zip(SOURCE, TARGET, strict=True))
+    expected = succeed("align", "--model", model, *texts).stdout
+    assert succeed("align", "--model", model, "--source", "-", stdin=lines).stdout == expected
+    source = "\n".join(SOURCE) + "\n"
+    both = succeed("align", "--model", model, "--source", "-", *texts[2:], stdin=source)
+    assert both.stdout == expected
+    message = fail("align", "--model", model, "--source", "-", stdin="a\tb\nc\n")
+    assert "line 2 of the source has no tab" in message
+    message = fail("align", "--source", "-", "--target", "-", stdin="a\n")
+    assert "standard input can be one of the two texts" in message
+    assert "standard input has no lines" in fail("align", "--source", "-", stdin="")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_pictures_of_one_pair(
+    model: str, texts: tuple[str, ...], tmp_path: Path, suffix: str
+) -> None:
+    output = tmp_path / f"pair{suffix}"
+    done = succeed("align", "--model", model, *PAIR, "-o", str(output))
+    assert done.stdout == ""
+    starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+    assert output.read_bytes().startswith(starts[suffix])
+    message = fail("align", "--model", "none/such", *texts, "-o", str(output))
+    assert "a picture shows one sentence pair, and there are 3; write a page (.html)" in message
+
+
+def test_pages(model: str, texts: tuple[str, ...], tmp_path: Path) -> None:
+    succeed("align", "--model", model, *PAIR, "-o", str(tmp_path / "pair.html"))
+    content = (tmp_path / "pair.html").read_text(encoding="utf-8")
+    assert "<title>Cats sat ! · normscope</title>" in content
+    succeed("align", "--model", model, *texts, "--soft", "-o", str(tmp_path / "all.html"))
+    assert "3 aligned pairs" in (tmp_path / "all.html").read_text(encoding="utf-8")
+    succeed("translate-align", "--model", model, *PAIR[:2], "-o", str(tmp_path / "own.html"))
+    assert (tmp_path / "own.html").exists()
+
+
+def test_one_sentence_is_translated_and_printed(model: str) -> None:
+    printed = succeed("translate-align", "--model", model, *PAIR[:2], "--beams", "1").stdout
+    assert printed.startswith("the cats sat .\n")
+    assert "target words" in printed or "No words" in printed
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--text", " ", "--target-text", "a"], "--text is empty: give a sentence"),
+        (["--text", "a", "--target-text", ""], "--target-text is empty: give a sentence"),
+        (["--text", "a"], "--text and --target-text need each other"),
+        (["--target-text", "a", "--source", "x"], "--text and --target-text need each other"),
+        ([], "give one sentence with --text, or a file with --source"),
+        (
+            ["--text", "a", "--target-text", "b", "--source", "x"],
+            "give one sentence with --text, or a file with --source",
+        ),
+        (
+            ["--text", "a", "--target-text", "b", "--target", "x"],
+            "--target goes with --source, and --target-text with --text",
+        ),
+    ],
+)
+def test_wrong_sentences_are_refused_before_a_model_is_loaded(
+    given: list[str], message: str
+) -> None:
+    assert message in fail("align", "--model", "none/such", *given)
+
+
+def test_the_signature_is_one_line_in_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    arguments = command_line.AlignArguments(text="cats", target_text="cats", model=model)
+    pairs = align("cats", "cats", model, layer=0, head=0, reading="awo")
+    command_line._print_report(pairs, arguments)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert len(line) == 79
+    assert pairs.signature.startswith(line.removesuffix("…"))

@@ -18,26 +18,26 @@ from tests.helpers.tiny import tokenizer
 CAT = "the cat sat on the mat , and looked at it ."
 
 
-def run(*arguments: str, charset: str = "utf-8") -> Any:
+def run(*arguments: str, charset: str = "utf-8", stdin: str | None = None) -> Any:
     """Run the command in this process and return its exit_code, stdout and stderr."""
     make: Any = CliRunner
     try:
         runner = make(charset, mix_stderr=False)  # click before 8.2 mixes them by default
     except TypeError:
         runner = make(charset)
-    return runner.invoke(app, list(arguments), prog_name="normscope")
+    return runner.invoke(app, list(arguments), prog_name="normscope", input=stdin)
 
 
-def succeed(*arguments: str) -> Any:
+def succeed(*arguments: str, stdin: str | None = None) -> Any:
     """Run a command that must succeed."""
-    done = run(*arguments)
+    done = run(*arguments, stdin=stdin)
     assert (done.exit_code, done.exception) == (0, None), done.stderr
     return done
 
 
-def fail(*arguments: str, status: int = 2) -> str:
+def fail(*arguments: str, status: int = 2, stdin: str | None = None) -> str:
     """Run a command that must fail, and return its error message, which is one line."""
-    done = run(*arguments)
+    done = run(*arguments, stdin=stdin)
     assert done.exit_code == status, done.output
     assert done.stdout == ""
     assert done.stderr.startswith("normscope: error: ")

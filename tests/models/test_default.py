@@ -183,9 +183,32 @@ def test_the_default_language_model_is_not_installed() -> None:
             call()
 
 
+# ---- the translation model that comes with normscope
+
+
+def test_the_packaged_translation_model_is_checked_like_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokenizer = resolve("de-en")
+    assert resolve("normscope-de-en") == (model, tokenizer)
+    assert model.dtype == torch.float32
+    assert load("de-en", dtype="auto", tokenizer=False)[0].dtype == torch.float32
+    assert load("de-en", dtype="float16", tokenizer=False)[0].dtype == torch.float16
+    known = DEFAULT_MODELS["translation"]
+    assert identity(model) == {"name": known.name, "revision": f"sha256={known.sha256}"}
+    with pytest.raises(InputError, match=r"one revision, sha256=dc27.*, not 'main'; leave"):
+        load("de-en", revision="main")
+    monkeypatch.setattr(default_model, "PACKAGED", tmp_path)
+    with pytest.raises(ModelNotFoundError, match=r"lacks its translation model \(de-en\).*pip"):
+        load("de-en")
+    (tmp_path / known.weights).write_bytes(b"x")
+    with pytest.raises(ModelNotFoundError, match=r"is not the default model: its sha256 is"):
+        load("de-en")
+
+
 def test_the_makefile_installs_both() -> None:
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    for known in DEFAULT_MODELS.values():
+    for known in (DEFAULT_MODELS["encoder"], DEFAULT_MODELS["language"]):
         assert f"{known.package}=={known.version}" in makefile
 
 

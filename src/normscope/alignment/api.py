@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from normscope.alignment import aer, statistical
 from normscope.alignment.aligner import Direction, align_direction
-from normscope.alignment.auto import Candidate
 from normscope.alignment.batches import SentencePair, parameter_of
 from normscope.alignment.extract import Choice
 from normscope.alignment.files import check_links, read_links
 from normscope.alignment.links import Links
 from normscope.alignment.options import ATTENTION, CRITERION, EFLOMAL, SAMPLE, AlignOptions
+from normscope.alignment.result import Alignment, Alignments
 from normscope.alignment.symmetrize import symmetrize_links
 from normscope.alignment.translate import translate
 from normscope.alignment.translator import Translator, is_named, translator
@@ -30,86 +28,7 @@ from normscope.errors import InputError
 from normscope.models import identity
 from normscope.results.signature import Signature, versions, weights_hash
 
-FRAME_SECONDS = 0.02  # of Whisper's encoder: two feature steps of 10 ms
 RESAMPLES = 1000  # of the bootstrap intervals of a score
-
-
-@dataclass(frozen=True, eq=False)
-class Alignment:
-    """One sentence pair with its links."""
-
-    source: tuple[str, ...] | None  # None for audio
-    target: tuple[str, ...]
-    links: Links
-    """(source word or frame, target word). A score is the link's share of the target word's row."""
-    soft: NDArray[np.float32] | None = None
-    """(target word, source word). The last column holds ``</s>`` and other special tokens."""
-    dropped: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """Source and target words that the tokenizer dropped; they have no links."""
-    skipped: str = ""
-    """Why the pair was not aligned: "empty" or "too long". Otherwise an empty string."""
-
-    @property
-    def times(self) -> list[float | None]:
-        """The time at which each word is spoken, in seconds; for audio only."""
-        if self.source is not None:
-            raise InputError("only audio has times, and the source of this pair is a text")
-        frames = {word: frame for frame, word in self.links}
-        return [
-            None if word not in frames else frames[word] * FRAME_SECONDS
-            for word in range(len(self.target))
-        ]
-
-
-@dataclass(frozen=True, eq=False)
-class Alignments(Sequence[Alignment]):
-    """The alignments of a corpus, in its order, and how they were made."""
-
-    pairs: tuple[Alignment, ...]
-    choices: tuple[Choice, ...] = ()
-    """The layers, heads and readings used; several if matrices were averaged."""
-    reverse_choices: tuple[Choice, ...] = ()
-    """The same for the reverse direction."""
-    ranking: list[Candidate] = field(default_factory=list)
-    """All candidates, best first; empty if there was no choice to make."""
-    error: float = 0.0
-    """The largest relative difference between the sum of the parts and the model's output."""
-    score: aer.Score | None = None
-    """Precision, recall, AER and F1 if gold links were given."""
-    how: Signature | str = ""
-
-    @property
-    def signature(self) -> str:
-        """Model, versions and settings in one line, enough to reproduce the links."""
-        return self.how if isinstance(self.how, str) else self.how.text()
-
-    @property
-    def links(self) -> list[Links]:
-        """The links of every pair."""
-        return [pair.links for pair in self.pairs]
-
-    def __repr__(self) -> str:
-        links = sum(len(pair.links) for pair in self.pairs)
-        choices = f" by {', '.join(map(str, self.choices))}" if self.choices else ""
-        rate = "" if self.score is None else f", AER {100 * self.score.aer:.1f}"
-        return (
-            f"Alignments of {len(self)} pairs: {links} links{choices}{rate}, error {self.error:.1e}"
-        )
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def __iter__(self) -> Iterator[Alignment]:
-        return iter(self.pairs)
-
-    @overload
-    def __getitem__(self, index: int) -> Alignment: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Alignment, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Alignment | tuple[Alignment, ...]:
-        return self.pairs[index]
 
 
 def align(
@@ -170,7 +89,8 @@ def align(
         method: "attention", or one of the baselines "saliency", "smoothgrad" and "eflomal".
         gold: gold links, or a file with them. The result then has a score.
         soft: keep the soft alignment matrices.
-        words: how to split strings into words: "space" or "moses".
+        words: how to split strings into words: "space", "punctuation" (also off the ends of words)
+            or "moses".
         source_lang: the language code of the source, for a multilingual model and for Moses.
         target_lang: the language code of the target.
         prefix: text before each source sentence that is not part of it, as T5 expects.
@@ -219,7 +139,7 @@ def translate_align(
         source: a sentence or a list of sentences, each a string or a list of words.
         model: an encoder-decoder model, as in :func:`align`.
         tokenizer: its tokenizer, as in :func:`align`.
-        words: how to split strings into words: "space" or "moses".
+        words: how to split strings into words, as in :func:`align`.
         beams: beams of the search. Default: as the model's generation settings say.
         budget: the maximum number of tokens in a batch, as in :func:`align`.
         **options: other options of :func:`align`.
@@ -300,14 +220,15 @@ def _align(
             symmetrize_links(links, reverse_links.flipped(), options.symmetrization)
             for links, reverse_links in zip(ahead.links, back.links, strict=True)
         ]
+    how = _signature(options, forward, ahead, backward, back)
     return Alignments(
-        _pairs(texts, targets, pairs, ahead),
+        _pairs(texts, targets, pairs, ahead, gold, how),
         ahead.choices,
         () if back is None else back.choices,
         ahead.ranking,
         ahead.error if back is None else max(ahead.error, back.error),
         _score(gold, ahead.links),
-        _signature(options, forward, ahead, backward, back),
+        how,
     )
 
 
@@ -322,10 +243,11 @@ def _align_by_eflomal(
         for both in zip(forward, reverse, strict=True)
     ]
     settings = {"method": EFLOMAL, "symmetrize": options.symmetrization, **versions()}
+    how = "|".join(f"{name}:{value}" for name, value in settings.items())
     return Alignments(
-        _pairs(texts, targets, None, Direction(links, [None] * len(links))),
+        _pairs(texts, targets, None, Direction(links, [None] * len(links)), gold, how),
         score=_score(gold, links),
-        how="|".join(f"{name}:{value}" for name, value in settings.items()),
+        how=how,
     )
 
 
@@ -353,6 +275,8 @@ def _pairs(
     targets: Sentences,
     encoded: Sequence[SentencePair | None] | None,
     direction: Direction,
+    gold: list[Links] | None,
+    how: Signature | str,
 ) -> tuple[Alignment, ...]:
     """Put together the result of each pair; ``encoded`` is None for a method without a model."""
     results = []
@@ -369,7 +293,8 @@ def _pairs(
             source_dropped = pair.source.dropped if isinstance(pair.source, Side) else ()
             dropped = source_dropped, pair.target.dropped
         links, soft = direction.links[row], direction.soft[row]
-        results.append(Alignment(source, tuple(target), links, soft, dropped, skipped))
+        truth = None if gold is None else gold[row]
+        results.append(Alignment(source, tuple(target), links, soft, dropped, skipped, truth, how))
     return tuple(results)
 
 

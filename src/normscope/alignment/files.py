@@ -22,13 +22,20 @@ _GIZA_WORD = re.compile(r"(\S+) \(\{((?: [0-9]{1,9})*) \}\)")
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """Return the lines of a UTF-8 text without line ends; only line feeds end a line."""
+    """Return the lines of a UTF-8 file without line ends; only line feeds end a line."""
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        content = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+    return text_lines(content, str(path))
+
+
+def text_lines(content: bytes, name: str) -> list[str]:
+    """Return the lines of a UTF-8 text; ``name`` is what messages call it."""
+    try:
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 (byte {error.start}); convert it first") from None
+        raise InputError(f"{name} is not UTF-8 (byte {error.start}); convert it first") from None
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from normscope.alignment.extract import Choice
-from normscope.alignment.words import Normalization
 from normscope.errors import InputError
-
-METADATA_FILE = "normscope.json"
-_UNICODE_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+from normscope.models.sides import METADATA_FILE, read_json
+from normscope.text.normalization import Normalization
 
 
 @dataclass(frozen=True)
@@ -28,30 +25,16 @@ class ModelMetadata:
 
 def read_metadata(folder: str | Path) -> ModelMetadata:
     """Read ``normscope.json`` from a folder; return the defaults if there is none."""
-    path = Path(folder) / METADATA_FILE
-    if not path.is_file():
-        return ModelMetadata()
+    data = read_json(folder)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
         return ModelMetadata(
-            _normalization(data),
+            Normalization.from_dict(data),
             data.get("target_tokenizer"),
             tuple(str(language) for language in data.get("languages", ())),
             tuple(_choice(entry) for entry in data.get("choices", ())),
         )
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise InputError(f"cannot use {path}: {error}") from None
-
-
-def _normalization(data: Any) -> Normalization:
-    form = data.get("unicode")
-    if form is not None and form not in _UNICODE_FORMS:
-        raise ValueError(f"unknown Unicode form {form!r}; valid: {', '.join(_UNICODE_FORMS)}")
-    return Normalization(
-        form,
-        bool(data.get("lowercase", False)),
-        tuple((str(old), str(new)) for old, new in data.get("replace", ())),
-    )
+        raise InputError(f"cannot use {Path(folder) / METADATA_FILE}: {error}") from None
 
 
 def _choice(entry: Any) -> Choice:

@@ -67,10 +67,14 @@ _SHOWN: dict[str, tuple[str | None, str]] = {
         "the two texts, without a model).",
     ),
     "gold": ("FILE", "Gold links (.talp, Pharaoh or .jsonl); the AER is then printed."),
-    "soft": (None, "Keep the soft alignment matrices, too. The output must end in .jsonl."),
+    "soft": (
+        None,
+        "Keep the soft alignment matrices, too. The output must end in .jsonl or .html.",
+    ),
     "words": (
-        "space|moses",
-        "How to split lines into words: at spaces, or with the Moses tokenizer (sacremoses).",
+        "space|punctuation|moses",
+        "How to split lines into words: at spaces; at spaces and with punctuation split off; or "
+        "with the Moses tokenizer (sacremoses). Default: punctuation for --text, space for files.",
     ),
     "source_lang": ("CODE", "Language code of the source, for a multilingual model."),
     "target_lang": ("CODE", "Language code of the target, for a multilingual model."),

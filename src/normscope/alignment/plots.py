@@ -1,5 +1,7 @@
 """Plots of alignments (extra ``plots``): soft matrices with gold links, AER by layer and head.
 
+``normscope.plots.alignment`` draws the links themselves, between the words of two sentences.
+
 Every function draws into ``ax``, or into a new figure, and returns the axes.
 """
 

@@ -24,11 +24,13 @@ from normscope.alignment.words import (
 )
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.models import load
+from normscope.models.default import PACKAGED, PACKAGED_NAME
 from normscope.models.running import accepted_by
+from normscope.models.sides import folder_of, tokenizers_of
 from normscope.text.limits import embedding_table, max_length_of
 
-EMBEDDED = Path(__file__).parent / "model"
-EMBEDDED_NAME = "normscope-de-en"  # for signatures, where the folder's name would say nothing
+EMBEDDED = PACKAGED
+EMBEDDED_NAME = PACKAGED_NAME  # for signatures, where the folder's name would say nothing
 
 
 def embedded_model_path() -> Path:
@@ -221,15 +223,13 @@ def translator(options: AlignOptions) -> Translator:
             "no tokenizer was given; give it with the model, or give the model by its folder or "
             "name to load its tokenizer, too"
         )
-    folder = Path(str(getattr(model.config, "_name_or_path", "") or ""))
-    metadata = ModelMetadata()
-    if folder.parts and folder.is_dir():
-        metadata = read_metadata(folder)
-    source, target = _tokenizers(tokenizer, folder, metadata)
+    folder = folder_of(model)
+    metadata = ModelMetadata() if folder is None else read_metadata(folder)
+    both = tokenizers_of(model, tokenizer)
     if options.model is None:
         model.config._name_or_path = EMBEDDED_NAME
     languages = options.source_lang, options.target_lang
-    unchecked = Translator(model, source, target, metadata, *languages, options.prefix)
+    unchecked = Translator(model, both.source, both.target, metadata, *languages, options.prefix)
     return unchecked.check_languages(named=is_named(options), moses=options.words == "moses")
 
 
@@ -250,18 +250,3 @@ def _resolve(options: AlignOptions) -> tuple[Any, Any]:
         # rather than convert it: some of its numbers (positions) are computed, not stored.
         model, _ = load(name, revision=revision, dtype="float32", tokenizer=False)
     return model, tokenizer if options.tokenizer is None else options.tokenizer
-
-
-def _tokenizers(tokenizer: Any, folder: Path, metadata: ModelMetadata) -> tuple[Any, Any]:
-    """Return the tokenizers of source and target."""
-    both = tokenizer if isinstance(tokenizer, tuple | list) else (tokenizer, None)
-    if len(both) != 2:
-        raise InputError(f"give one tokenizer, or two (source, target), not {len(both)}")
-    source, target = both
-    if target is None and metadata.target_tokenizer is not None:
-        from transformers import AutoTokenizer
-
-        target = AutoTokenizer.from_pretrained(
-            folder / metadata.target_tokenizer, trust_remote_code=False
-        )
-    return source, source if target is None else target

@@ -12,35 +12,18 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from normscope.errors import InputError, MissingExtraError
+from normscope.text.normalization import Normalization
 from normscope.text.tokens import choose_side, state_kept
 
 Sentences = Sequence[Sequence[str]]  # the words of each sentence
-SPLITS = ("space", "moses")
+SPLITS = ("space", "punctuation", "moses")
 FRAME = -1  # the word index of tokens that frame a sentence: special tokens and the prefix
 _SPACE = re.compile(r"[ \t\r\f\v\n]+")
 _CODE = re.compile(r"[a-z]{2,3}_[A-Z][A-Za-z]{1,3}")  # de_DE, deu_Latn
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """Changes that a model expects in its text beyond its tokenizer: Unicode form, case, spelling.
-
-    Calling it with a word returns the word as the model expects it.
-    """
-
-    unicode: str | None = None
-    lowercase: bool = False
-    replace: tuple[tuple[str, str], ...] = ()
-
-    def __call__(self, word: str) -> str:
-        word = unicodedata.normalize(self.unicode, word) if self.unicode else word  # type: ignore[arg-type]
-        word = word.lower() if self.lowercase else word
-        for old, new in self.replace:
-            word = word.replace(old, new)
-        return word
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +42,32 @@ class Side:
 
 
 def split(line: str, how: str = "space", language: str | None = None) -> list[str]:
-    """Split a line into words, at spaces or with the Moses tokenizer (extra ``align``)."""
+    """Split a line into words.
+
+    Args:
+        line: the text.
+        how: "space": at spaces. "punctuation": at spaces, and punctuation marks at the ends of a
+            word become words of their own. "moses": with the Moses tokenizer (extra ``align``).
+        language: the language code, for Moses.
+    """
+    words = [word for word in _SPACE.split(line) if word]
     if how == "space":
-        return [word for word in _SPACE.split(line) if word]
+        return words
+    if how == "punctuation":
+        return [part for word in words for part in _without_marks(word)]
     if how != "moses":
         raise InputError(f"unknown way to split words {how!r}; valid: {', '.join(SPLITS)}")
     return [str(word) for word in _moses(language or "en").tokenize(line, escape=False)]
+
+
+def _without_marks(word: str) -> list[str]:
+    """Split punctuation marks and symbols off both ends of a word; equal ones stay together."""
+    is_mark = [unicodedata.category(character)[0] in "PS" for character in word]
+    if all(is_mark):
+        return ["".join(marks) for _, marks in groupby(word)]
+    start, end = is_mark.index(False), len(word) - is_mark[::-1].index(False)
+    before, after = (["".join(m) for _, m in groupby(part)] for part in (word[:start], word[end:]))
+    return [*before, word[start:end], *after]
 
 
 _MOSES: dict[str, Any] = {}

@@ -24,9 +24,9 @@ from normscope.attribution.rows import AskedRow
 from normscope.attribution.tracing import Segment
 from normscope.errors import InputError
 from normscope.models.loading import resolve
+from normscope.models.sides import tokenizers_of
 from normscope.results.attribution import Attribution
 from normscope.results.signature import Signature
-from normscope.text.targets import check_tokenizers
 
 CONVENTIONS = "sources:before-embedding-norm;biases:apart"
 
@@ -79,7 +79,8 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     Args:
         model: a transformers model with its head, a folder or a hub name; None is the default
             language model, or with ``similar_to`` the default sentence encoder.
-        tokenizer: the model's tokenizer; loaded with the model if that is a folder or a name.
+        tokenizer: the model's tokenizer, or a pair (source, target) of them; loaded with the model
+            if that is a folder or a name.
         text: one text, or a list of texts, which is computed in batches. A list of messages,
             {"role": …, "content": …}, is one chat; the tokenizer's template makes it a prompt.
         answer: what is explained. Of a language model, the next tokens, as a string that is
@@ -230,7 +231,8 @@ class Explainer:
     ) -> None:
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.truncate = truncate
-        self._signature = signature_of(model, tokenizer, {})
+        both = tokenizers_of(core(model), tokenizer)
+        self._signature = signature_of(model, both.given, {})
 
     def explain(self, asked: Sequence[tuple[Any, Question]]) -> Iterator[tuple[int, Attribution]]:
         """Yield the number of a text and its result, when its batch is done."""
@@ -238,8 +240,6 @@ class Explainer:
         for wanted in (False, True):
             chosen = [at for at, flag in enumerate(similar) if flag is wanted]
             if chosen:
-                if not wanted:
-                    check_tokenizers(core(self.model))
                 model = encoder_of(self.model) if wanted else self.model
                 yield from self._explain(model, asked, chosen)
 
@@ -248,7 +248,7 @@ class Explainer:
     ) -> Iterator[tuple[int, Attribution]]:
         reader = Reader(model, self.tokenizer, truncate=self.truncate)
         tasks = [self._task(reader, model, *asked[at]) for at in chosen]
-        runner = Runner(model, self.tokenizer, self.options)
+        runner = Runner(model, reader.tokenizer, self.options)
         for explained in runner.run(tasks):
             for at, number in enumerate(explained.indices):
                 result = self._result(reader, runner, explained, at, tasks[number])
@@ -342,7 +342,7 @@ def named(model: Any, reader: Reader, row: AskedRow, terms: Terms) -> str:
     if head == CHOICES:
         return row.names[indices[0]]
     if head in WORDS:
-        return spoken(reader.tokenizer, indices)
+        return spoken(reader.writer, indices)
     return labels_of(model).get(indices[0], str(indices[0]))
 
 

@@ -83,13 +83,13 @@ def _last(prompt: Encoded, question: Question) -> int:
 
 def spoken_steps(reader: Reader, explained: Tokens) -> str:
     """Return the text of the tokens that are explained."""
-    return spoken(reader.tokenizer, list(explained.ids or ()))
+    return spoken(reader.writer, list(explained.ids or ()))
 
 
 def _named(reader: Reader, answer: list[int], foil: list[int]) -> tuple[str, str | None]:
     """Return answer and foil in words: what was explained, whatever was typed."""
-    words = spoken(reader.tokenizer, answer)
-    return words, spoken(reader.tokenizer, foil) if foil else None
+    words = spoken(reader.writer, answer)
+    return words, spoken(reader.writer, foil) if foil else None
 
 
 def masked_row(reader: Reader, text: Any, question: Question, model: Any) -> AskedRow:
@@ -186,8 +186,8 @@ def translation_row(reader: Reader, text: Any, question: Question, model: Any) -
             decoder = reader.decoder_input(target)
             explained = target.tokens
         else:
-            written = write(model, reader.tokenizer, source, question.generate or 0)
-            tokens = label_ids(reader.tokenizer, written)
+            written = write(model, reader.writer, source, question.generate or 0)
+            tokens = label_ids(reader.writer, written)
             explained = take(tokens, range(1, len(written)))
             read = take(tokens, range(len(written) - 1))
             decoder = Encoded(written[:-1], {}, read)
@@ -199,7 +199,7 @@ def translation_row(reader: Reader, text: Any, question: Question, model: Any) -
         start = getattr(model.config, "decoder_start_token_id", None)
         if start is None:
             raise InputError("the model's config has no decoder_start_token_id: give target=")
-        decoder = Encoded([start], {}, label_ids(reader.tokenizer, [start]))
+        decoder = Encoded([start], {}, label_ids(reader.writer, [start]))
         return row(decoder, steps=((Term(0, None),),), position=0)
     prefix: list[int] = []
 
@@ -209,7 +209,7 @@ def translation_row(reader: Reader, text: Any, question: Question, model: Any) -
     answer, foil, differ = _answers(reader, question, ids)
     read_ids = answer[:differ] if foil else answer[:-1]
     written = [*prefix, *read_ids, answer[len(read_ids)]]
-    decoder = reader.decoder_input(Encoded(written, {}, label_ids(reader.tokenizer, written)))
+    decoder = reader.decoder_input(Encoded(written, {}, label_ids(reader.writer, written)))
     terms = _terms(answer, foil, differ, len(prefix))
     words, other = _named(reader, answer, foil)
     return row(decoder, steps=(terms,), answer=words, foil=other)

@@ -8,6 +8,7 @@ from typing import Any
 
 from normscope.attribution.heads import core, is_index
 from normscope.errors import InputError
+from normscope.models.sides import tokenizers_of
 from normscope.results.arrays import printable, take
 from normscope.text.limits import check_fits, embedding_table, max_length_of
 from normscope.text.targets import shift_right
@@ -21,13 +22,16 @@ class Reader:
 
     Args:
         model: a transformers model.
-        tokenizer: its tokenizer.
+        tokenizer: its tokenizer, or a pair (source, target).
         truncate: cut texts that are too long for the model, instead of raising InputError.
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, truncate: bool) -> None:
         self.model: Any = core(model)
-        self.tokenizer, self.truncate = tokenizer, truncate
+        self.tokenizers = tokenizers_of(self.model, tokenizer)
+        self.tokenizer, self.truncate = self.tokenizers.source, truncate
+        self.writer: Any = self.tokenizers.target
+        """The tokenizer of what the model writes, which is the same for most models."""
 
     # ---- texts
 
@@ -37,16 +41,17 @@ class Reader:
 
     def target(self, target: str) -> Encoded:
         """Encode a text that an encoder–decoder model writes, its end token included."""
-        limit = max_length_of(self.model.config, self.tokenizer, as_target=True)
+        limit = max_length_of(self.model.config, self.writer, as_target=True)
+        target = self.tokenizers.normalized(target, as_target=True)
         encoded = encode(
-            self.tokenizer, target, max_length=limit, truncate=self.truncate, as_target=True
+            self.writer, target, max_length=limit, truncate=self.truncate, as_target=True
         )
-        check_fits(self.tokenizer, self.model, encoded, as_target=True)
+        check_fits(self.writer, self.model, encoded, as_target=True)
         return encoded
 
     def decoder_input(self, target: Encoded) -> Encoded:
         """Return what the decoder reads while it writes a target."""
-        return shift_right(self.model, self.tokenizer, target)
+        return shift_right(self.model, self.writer, target)
 
     def prompt(self, text: Any, follows: Any = None) -> tuple[Encoded, int]:
         """Encode a prompt of a language model and what follows it.
@@ -90,6 +95,8 @@ class Reader:
 
     def _encode(self, string: str, framed: bool, pair: str | None) -> Encoded:
         limit = max_length_of(self.model.config, self.tokenizer)
+        string = self.tokenizers.normalized(string)
+        pair = None if pair is None else self.tokenizers.normalized(pair)
         encoded = encode(
             self.tokenizer, string, pair, max_length=limit, truncate=self.truncate, framed=framed
         )
@@ -147,8 +154,10 @@ class Reader:
     def ids_of(self, text: str, *, as_target: bool = False) -> list[int]:
         """Return the ids of a text without special tokens."""
         name = "text_target" if as_target else "text"
-        with state_kept(self.tokenizer):
-            encoding = self.tokenizer(**{name: text}, add_special_tokens=False, verbose=False)
+        tokenizer = self.tokenizers.side(as_target=as_target)
+        text = self.tokenizers.normalized(text, as_target=as_target)
+        with state_kept(tokenizer):
+            encoding = tokenizer(**{name: text}, add_special_tokens=False, verbose=False)
         return [int(index) for index in encoding["input_ids"]]
 
     def checked_ids(self, ids: Any) -> list[int]:
@@ -169,8 +178,8 @@ class Reader:
         return [int(index) for index in entries]
 
     def pieces(self, ids: Sequence[int]) -> str:
-        """Return the tokenizer's pieces of ids, for messages and signatures."""
-        return " ".join(printable(str(p)) for p in self.tokenizer.convert_ids_to_tokens(list(ids)))
+        """Return the pieces of ids that the model writes, for messages and signatures."""
+        return " ".join(printable(str(p)) for p in self.writer.convert_ids_to_tokens(list(ids)))
 
 
 def is_chat(text: object) -> bool:

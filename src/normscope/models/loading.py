@@ -79,11 +79,12 @@ def load(
 
     Args:
         name: a folder, a GGUF file, a name on the hub ("owner/name"), "smollm2" for the default
-            language model, or None for the default model ("minilm").
+            language model, "de-en" for the German-English translation model that comes with
+            normscope, or None for the default model ("minilm").
         revision: commit, tag or branch of a model on the hub.
         dtype: "float64", "float32", "bfloat16", "float16" or a torch dtype. None, or "auto",
             keeps the dtype in which the weights are stored; the weights of a GGUF file are
-            dequantised to float32.
+            dequantised to float32, and those of "de-en" are float32 on a CPU.
         device: where to put the model: "cpu", "cuda", "cuda:1", "mps". None is the CPU.
         tokenizer: False for a model that reads no text.
 
@@ -103,6 +104,8 @@ def _load(
     source: ModelSource, dtype: torch.dtype | str, device: torch.device, tokenizer: bool
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     location, commit = source.location, source.commit
+    if dtype == "auto" and source.cpu_dtype is not None and device.type == "cpu":
+        dtype = _dtype_of(source.cpu_dtype)
     stage(f"loading {Path(source.label).name}")
     model: Any
     reader: PreTrainedTokenizerBase | None = None

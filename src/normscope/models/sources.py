@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.models.default import (
+    DEFAULT_MODEL,
     DEFAULT_MODELS,
     DefaultKind,
     default_kind,
@@ -33,6 +34,7 @@ class ModelSource:
     revision: str | None  # commit, tag or branch on the hub
     commit: str | None  # of the default model, whose files are known; of a GGUF file its hash
     shared: bool = False  # a default model, which `resolve` loads once in a process
+    cpu_dtype: str | None = None  # in which to compute on a CPU by default; None: that of the file
 
     @property
     def gguf(self) -> bool:
@@ -66,11 +68,15 @@ def find_source(
         return ModelSource(str(name), str(name), revision, None)
     known = DEFAULT_MODELS[wanted]
     if revision in (None, known.revision):
-        return ModelSource(str(default_path(wanted)), known.name, None, known.revision, shared=True)
-    if name == known.name and not known.name.endswith(SUFFIX):
+        return ModelSource(
+            *(str(default_path(wanted)), known.name, None, known.revision),
+            shared=True,
+            cpu_dtype=known.cpu_dtype,
+        )
+    if name == DEFAULT_MODEL:
         return ModelSource(known.name, known.name, revision, None)
     advice = "leave revision out"
-    if not known.name.endswith(SUFFIX):
+    if known.name == DEFAULT_MODEL:
         advice = f"for another revision name the model too: {known.name!r}"
     raise InputError(
         f"the default model has one revision, {known.revision}, not {revision!r}; {advice}"

@@ -136,9 +136,14 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tokenizer_name(tokenizer: Any) -> str:
-    """Return the tokenizer's class, and the size and a short hash of its vocabulary."""
+    """Return the tokenizer's class, and the size and a short hash of its vocabulary.
+
+    The two tokenizers of a pair are joined by a plus sign.
+    """
     if tokenizer is None:
         return "none"
+    if isinstance(tokenizer, tuple | list):
+        return "+".join(map(tokenizer_name, tokenizer))
     vocabulary = tokenizer.get_vocab()
     digest = hashlib.sha256()
     for piece, index in sorted(vocabulary.items(), key=lambda item: item[1]):

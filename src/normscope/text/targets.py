@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from normscope.errors import InputError
 from normscope.text.tokens import Encoded, Tokens
 
 if TYPE_CHECKING:
@@ -55,20 +53,4 @@ def shift_right(model: Any, tokenizer: Tokenizer, target: Encoded) -> Encoded:
             word_of=word_of,
             words=words,
         ),
-    )
-
-
-def check_tokenizers(model: Any) -> None:
-    """Raise InputError for a model whose folder has a separate tokenizer for the target.
-
-    The source's tokenizer would map the words of the target to wrong ids.
-    """
-    name = str(getattr(model.config, "_name_or_path", "") or "")
-    about = Path(name) / "normscope.json"
-    if not name or not about.is_file() or b'"target_tokenizer"' not in about.read_bytes():
-        return
-    raise InputError(
-        f"{type(model).__name__} in {about.parent.name!r} has a tokenizer of its own for the "
-        "target, which is not used here; align() does (normscope align), and analyze_inputs() and "
-        "attribute_inputs() take ids of both"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from normscope.foundation.files import check_file, whole_file
 from normscope.results.arrays import printable
@@ -13,6 +13,8 @@ from normscope.show.page.encode import FORMAT as MAPS
 from normscope.show.page.encode import Viewable, payload
 from normscope.show.page.shares import FORMAT as SHARES
 
+LINKS = "normscope.links"  # pages of alignments, whose data `normscope.alignment.page` makes
+
 # The modules of each kind of page, in the order in which they are joined into one script.
 MODULES = {
     MAPS: (
@@ -20,7 +22,9 @@ MODULES = {
         *("side", "export", "controls", "viewer"),
     ),
     SHARES: ("text", "data", "colour", "forms", "sums", "passage", "strips", "shares"),
+    LINKS: ("text", "forms", "linkdata", "linkpair", "linklist", "links"),
 }
+STYLES = {LINKS: ("links.css",)}  # beside viewer.css
 TITLE_LENGTH = 60  # characters of the text in the title
 
 _BODY = """\
@@ -31,9 +35,17 @@ This page needs JavaScript to show its numbers.
 """
 
 
-def page(result: Viewable) -> str:
+@runtime_checkable
+class WithPage(Protocol):
+    """A result that makes the data of its page itself, such as an alignment."""
+
+    def page_payload(self) -> dict[str, Any]:
+        """Return the data of the page, in plain JSON types."""
+
+
+def page(result: Viewable | WithPage) -> str:
     """Return the HTML of the page for a result, or for several of the same text."""
-    return page_of(payload(result))
+    return page_of(result.page_payload() if isinstance(result, WithPage) else payload(result))
 
 
 def page_of(data: dict[str, Any]) -> str:
@@ -41,12 +53,12 @@ def page_of(data: dict[str, Any]) -> str:
     return html.document(
         title(data),
         html.render(_BODY, data=data),
-        style=asset("viewer.css"),
+        style="".join(map(asset, ("viewer.css", *STYLES.get(data["format"], ())))),
         script="(() => {\n" + code("page", data["format"]) + "})();\n",
     )
 
 
-def write(result: Viewable, path: str | os.PathLike[str]) -> None:
+def write(result: Viewable | WithPage, path: str | os.PathLike[str]) -> None:
     """Write the page to a file; if that fails, an existing file stays as it was."""
     check_file(path, (".html", ".htm"))
     content = page(result).encode()
@@ -68,6 +80,8 @@ def title(data: dict[str, Any]) -> str:
     """Return the question of an attribution, or the first words of the text, as the title."""
     if data["format"] == SHARES:
         words = printable(data["question"])
+    elif data["format"] == LINKS:
+        words = printable(data["title"])
     else:
         tokens = data["tokens"][data["parts"][0]["tokens"]]
         words = printable(" ".join(tokens.get("words", tokens["texts"])))

@@ -8,7 +8,7 @@ import webbrowser
 from pathlib import Path
 
 from normscope.show import html
-from normscope.show.page.document import page, write
+from normscope.show.page.document import WithPage, page, write
 from normscope.show.page.encode import Viewable
 
 HEIGHT = 860  # pixels of the frame in a notebook
@@ -18,7 +18,7 @@ _FRAME = """\
  style="border:0;border-radius:10px" srcdoc="{{ page }}"></iframe>"""
 
 
-def show(result: Viewable) -> None:
+def show(result: Viewable | WithPage) -> None:
     """Open the page in the browser; in a notebook, show it below the cell.
 
     Outside notebooks the page is written to a new temporary folder and its path is printed, so that
@@ -45,6 +45,6 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def frame(result: Viewable) -> str:
+def frame(result: Viewable | WithPage) -> str:
     """Return an iframe with the page, so that its policy and styles are apart from a notebook's."""
     return str(html.render(_FRAME, page=page(result), height=HEIGHT))
