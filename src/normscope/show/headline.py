@@ -55,6 +55,18 @@ class Place:
     head: int | None = None
 
 
+def row_shares(values: Any) -> NDArray[np.float64]:
+    """Divide every row of (…, query, key) by its sum; a row of zeros stays as it is."""
+    wide = np.asarray(values, dtype=np.float64)
+    total = wide.sum(axis=-1, keepdims=True)
+    return np.divide(wide, total, out=np.zeros_like(wide), where=total > 0)
+
+
+def difference(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the total variation distance of two maps' row shares, averaged over the queries."""
+    return np.asarray(np.abs(first - second).sum(axis=-1).mean(axis=-1) / 2)
+
+
 def whole(name: str) -> str:
     """Return what the rows of a map are shares of, as in "the attention weight"."""
     return WHOLES.get(name, f"the sum of {name}")
@@ -130,12 +142,11 @@ class _View:
 
     def shares(self, layer: int) -> list[NDArray[np.float64]]:
         """Return the row shares of each map in one layer."""
-        return [_shares(values[layer]) for values in self.values]
+        return [row_shares(values[layer]) for values in self.values]
 
     def gaps(self, layer: int) -> NDArray[np.float64]:
         """Return how much the two maps differ in one layer, for each head if there are heads."""
-        first, second = self.shares(layer)
-        return np.asarray(np.abs(first - second).sum(axis=-1).mean(axis=-1) / 2)
+        return difference(*self.shares(layer))
 
 
 def _view(result: Contributions | Sequence[Contributions]) -> _View:
@@ -268,9 +279,3 @@ def _where(place: Place) -> str:
     part = f" of {PLACES.get(place.part, place.part)}" if place.part else ""
     head = "" if place.head is None else f", head {place.head}"
     return f"In layer {place.layer}{part}{head}, "
-
-
-def _shares(values: NDArray[Any]) -> NDArray[np.float64]:
-    wide = values.astype(np.float64)
-    total = wide.sum(axis=-1, keepdims=True)
-    return np.divide(wide, total, out=np.zeros_like(wide), where=total > 0)
