@@ -25,7 +25,7 @@ from normscope.cli.app import app
 from normscope.models.architectures import tiny_model
 from normscope.results import files
 from normscope.results.formats import check_output
-from normscope.show import terminal
+from normscope.show import headline
 from normscope.show.wording import short_signature
 from tests.helpers.commands import CAT, addresses, fail, rows_of, save_tiny_model, succeed
 from tests.helpers.tiny import tokenizer
@@ -88,7 +88,7 @@ def test_one_map_alone_shows_its_first_three(bert: str, name: str) -> None:
     rows = rows_of(printed, 7)
     assert len(rows) == 3
     for layer, row in enumerate(rows):
-        shares = terminal.row_shares(result[name].values[layer]).mean(axis=0)
+        shares = headline.row_shares(result[name].values[layer]).mean(axis=0)
         for top, (label, share) in zip(
             np.argsort(-shares), zip(row[1::2], row[2::2], strict=True), strict=False
         ):
@@ -169,8 +169,8 @@ def test_a_picture_of_the_layer_that_tells_most(
     bert: str, tmp_path: Path, name: str, begins: bytes
 ) -> None:
     result = normscope.analyze(bert, text=CAT)
-    shares = [terminal.row_shares(result[scope]) for scope in ("attn_w", "attn_n")]
-    most = int(terminal.difference(*shares).argmax())
+    shares = [headline.row_shares(result[scope]) for scope in ("attn_w", "attn_n")]
+    most = int(headline.difference(*shares).argmax())
     done = succeed("analyze", "--model", bert, "--text", CAT, "--output", str(tmp_path / name))
     assert done.stderr.startswith(
         f"normscope: the picture shows layer {most} (0–2)\nwrote {tmp_path / name}\n"

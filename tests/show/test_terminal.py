@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose
 from rich.console import Console
 
 from normscope import Contributions, LabelledArray
-from normscope.show import terminal
+from normscope.show import headline, terminal
 from normscope.text.tokens import Tokens
 
 
@@ -73,12 +73,12 @@ def test_numbers_are_whole_at_every_width(width: int) -> None:
 
 
 def test_row_shares() -> None:
-    assert terminal.row_shares([[1, 3], [0, 0]]).tolist() == [[0.25, 0.75], [0, 0]]
+    assert headline.row_shares([[1, 3], [0, 0]]).tolist() == [[0.25, 0.75], [0, 0]]
     values = np.random.default_rng(0).random((2, 3, 4, 5))
-    assert_allclose(terminal.row_shares(values).sum(axis=-1), 1)
+    assert_allclose(headline.row_shares(values).sum(axis=-1), 1)
 
 
 def test_the_difference_is_the_part_that_would_have_to_move() -> None:
     first, second = np.array([[1.0, 0.0], [0.5, 0.5]]), np.array([[0.0, 1.0], [0.5, 0.5]])
-    assert terminal.difference(first, second) == 0.5  # all of the first row, none of the second
-    assert terminal.difference(np.stack([first, first]), second).tolist() == [0.5, 0.5]
+    assert headline.difference(first, second) == 0.5  # all of the first row, none of the second
+    assert headline.difference(np.stack([first, first]), second).tolist() == [0.5, 0.5]
