@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from normscope.errors import InputError
-from normscope.show.plots.style import brief, colour, figure, ink, letters, styled, wrap
+from normscope.show.plots.style import brief, colour, figure, ink, letters, set_title, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Link = tuple[int, int]
 
 LETTER = 0.085  # inches of a letter at the size of the words
 GAP = 0.2  # inches between two words of a row
@@ -23,9 +21,9 @@ WIDEST = 9.0  # inches: longer sentences are drawn as columns
 NARROWEST = 3.4
 THINNEST, THICKEST = 0.8, 4.2  # points of a line of score 0 and 1
 FAINTEST = 0.3  # opacity of a line of score 0
-# Colour, as its number in the palette or None for that of text, and dashes of links by how they
-# compare with gold links; without gold, all are "sure".
-STYLES: Mapping[str, tuple[int | None, str, str]] = {
+# Number of the colour (None: that of text), dashes and label of links by how they compare with gold
+# links; without gold, all are "sure".
+STYLES: Mapping[str, tuple[int | None, Any, str]] = {
     "sure": (0, "-", "sure, found"),
     "possible": (5, "-", "possible, found"),
     "wrong": (1, "-", "wrong"),
@@ -38,10 +36,10 @@ class GoldLinks(Protocol):
     """Sure links, and possible ones, the sure among them."""
 
     @property
-    def sure(self) -> frozenset[Link]: ...
+    def sure(self) -> frozenset[tuple[int, int]]: ...
 
     @property
-    def possible(self) -> frozenset[Link]: ...
+    def possible(self) -> frozenset[tuple[int, int]]: ...
 
 
 @runtime_checkable
@@ -96,15 +94,13 @@ def alignment(alignment: LinkedPair, gold: GoldLinks | None = None, ax: Axes | N
     linked = [{link[side] for link in alignment.links.possible} for side in (0, 1)]
     _draw_words(ax, names, places, linked, vertical=vertical)
     _frame(ax, names, places, vertical=vertical)
-    title = ax.set_title("", fontsize=10, loc="left", color=ink("ink"))
-    title.update({"parse_math": False, "text": alignment.headline if gold is None else ""})
-    wrap(title, ax.get_window_extent().width / ax.figure.dpi)
+    set_title(ax, alignment.headline if gold is None else "")
     if truth is not None:
         _legend(ax, set(marks.values()))
     return ax
 
 
-def _marks(links: Any, gold: GoldLinks | None) -> dict[Link, str]:
+def _marks(links: Any, gold: GoldLinks | None) -> dict[tuple[int, int], str]:
     """Return the entry of STYLES for each link, and for each missing one."""
     if gold is None:
         return dict.fromkeys(sorted(links.possible), "sure")
@@ -113,10 +109,6 @@ def _marks(links: Any, gold: GoldLinks | None) -> dict[Link, str]:
         for link in sorted(links.possible)
     }
     return marks | dict.fromkeys(sorted(gold.sure - links.possible), "missing")
-
-
-def _hue(number: int | None) -> str:
-    return ink("ink") if number is None else colour(number)
 
 
 def _row_width(words: Sequence[str]) -> float:
@@ -146,8 +138,8 @@ def _leftwards(words: Iterable[str]) -> bool:
 
 def _draw_links(
     ax: Axes,
-    marks: Mapping[Link, str],
-    scores: Mapping[Link, float],
+    marks: Mapping[tuple[int, int], str],
+    scores: Mapping[tuple[int, int], float],
     places: Sequence[Sequence[float]],
     *,
     vertical: bool,
@@ -172,7 +164,7 @@ def _draw_links(
         patch = PathPatch(
             Path(points, codes),
             fill=False,
-            edgecolor=_hue(number),
+            edgecolor=_colour(number),
             linestyle=dashes,
             linewidth=1.3 if missing else THINNEST + (THICKEST - THINNEST) * score,
             alpha=0.8 if missing else FAINTEST + (1 - FAINTEST) * score,
@@ -180,6 +172,10 @@ def _draw_links(
             gid=f"link-{link[0]}-{link[1]}",
         )
         ax.add_patch(patch)
+
+
+def _colour(number: int | None) -> str:
+    return ink("ink") if number is None else colour(number)
 
 
 def _draw_words(
@@ -230,10 +226,10 @@ def _legend(ax: Axes, shown: set[str]) -> None:
     from matplotlib.lines import Line2D
 
     lines = [
-        Line2D([], [], color=_hue(number), linestyle=dashes, linewidth=2.2, label=label)
+        Line2D([], [], color=_colour(number), linestyle=dashes, linewidth=2.2, label=label)
         for name, (number, dashes, label) in STYLES.items()
         if name in shown
     ]
     if lines:
         place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "frameon": False}
-        ax.legend(handles=lines, ncols=len(lines), fontsize=8.5, labelcolor=ink("ink"), **place)
+        ax.legend(handles=lines, ncols=len(lines), **place)

@@ -13,6 +13,7 @@ from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
+from normscope.show.headline import headline as sentence
 from normscope.show.plots.style import (
     PAGE,
     as_array,
@@ -141,11 +142,10 @@ def heatmap(
 
 
 def _headline(result: Contributions, layer: int, head: int | None, names: Sequence[str]) -> str:
-    """Return the sentence above a comparison."""
-    where = f"layer {layer}" + ("" if head is None else f", head {head}")
-    if list(names) == [WEIGHTS, NORMS]:
-        return f"Attention weights beside what attention adds, {where}"
-    return where.capitalize()
+    """Return the sentence above a comparison: for weights and norms, what the weights hide."""
+    if set(names) >= {WEIGHTS, NORMS}:
+        return sentence(result, layer, head=head)
+    return f"Layer {layer}" + ("" if head is None else f", head {head}")
 
 
 def _draw_map(
