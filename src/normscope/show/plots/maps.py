@@ -13,7 +13,8 @@ from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
-from normscope.show.headline import headline as sentence
+from normscope.show import headline as sentences
+from normscope.show.headline import row_shares
 from normscope.show.plots.style import (
     PAGE,
     as_array,
@@ -29,7 +30,6 @@ from normscope.show.plots.style import (
     styled,
     wrap,
 )
-from normscope.show.terminal import row_shares
 from normscope.show.wording import describe
 
 if TYPE_CHECKING:
@@ -142,9 +142,9 @@ def heatmap(
 
 
 def _headline(result: Contributions, layer: int, head: int | None, names: Sequence[str]) -> str:
-    """Return the sentence above a comparison: for weights and norms, what the weights hide."""
+    """Return the sentence above a comparison."""
     if set(names) >= {WEIGHTS, NORMS}:
-        return sentence(result, layer, head=head)
+        return sentences.headline(result, layer, head=head)
     return f"Layer {layer}" + ("" if head is None else f", head {head}")
 
 
