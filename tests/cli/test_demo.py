@@ -32,7 +32,7 @@ from normscope.cli.demo import (
     sentences,
 )
 from normscope.models.architectures import tiny_model
-from normscope.show.terminal import row_shares
+from normscope.show.headline import row_shares
 from normscope.show.wording import proof, signed
 from normscope.text.tokens import Tokens
 from tests.helpers.commands import fail, run, succeed

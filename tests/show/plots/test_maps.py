@@ -16,10 +16,9 @@ from numpy.testing import assert_allclose
 from normscope import Contributions, InputError, LabelledArray
 from normscope.decomposition.scopes import NAMES, SCOPES
 from normscope.show import plots
-from normscope.show.headline import headline
+from normscope.show.headline import headline, row_shares
 from normscope.show.plots import compare, heatmap, scopes
 from normscope.show.plots.style import brief, sequential
-from normscope.show.terminal import row_shares
 from normscope.text.tokens import Tokens
 from tests.helpers import figures
 from tests.helpers.figures import figure_of, names, saved
