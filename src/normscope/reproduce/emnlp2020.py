@@ -159,7 +159,7 @@ def _draw_separator(measurements: Measurements) -> Figure:
     layers, heads = (
         len(set(measurements["categories_heads"].lists()[name])) for name in ("layer", "head")
     )
-    height = 1.15 + layers * 1.5 / heads
+    height = 0.95 + layers * 1.5 / heads
     axes = panels(None, len(MEASURES), (PAGE / len(MEASURES), height), layout="compressed")
     for ax, measure in zip(axes, MEASURES, strict=True):
         plots.heads(measurements["categories_heads"], measure, [separator], ax)

@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 from normscope import Contributions, InputError, LabelledArray
 from normscope.decomposition.scopes import NAMES, SCOPES
 from normscope.show import plots
-from normscope.show.headline import row_shares
+from normscope.show.headline import headline, row_shares
 from normscope.show.plots import compare, heatmap, scopes
 from normscope.show.plots.style import brief, sequential
 from normscope.text.tokens import Tokens
@@ -138,7 +138,8 @@ def test_compare_draws_both_maps_of_the_layer() -> None:
     assert axes[1].get_title().startswith("Attention norms")
     assert names(axes[0].get_yticklabels()) == list(TARGET)
     assert names(axes[1].get_yticklabels()) == []  # the rows are those of the first panel
-    assert "layer 5" in figure_of(axes).get_suptitle()
+    said = figure_of(axes).get_suptitle().replace("\n", " ")
+    assert said == headline(both, 5)
     flipped = compare(both, 5, maps=("attn_n", "attn_w"))
     assert_allclose(drawn(flipped[0]).get_array(), shares[1], rtol=1e-15)
 

@@ -143,7 +143,7 @@ def heatmap(
 
 def _headline(result: Contributions, layer: int, head: int | None, names: Sequence[str]) -> str:
     """Return the sentence above a comparison."""
-    if list(names) == [WEIGHTS, NORMS]:
+    if set(names) >= {WEIGHTS, NORMS}:
         return sentences.headline(result, layer, head=head)
     return f"Layer {layer}" + ("" if head is None else f", head {head}")
 

@@ -235,7 +235,8 @@ def wrap(text: Text, width: float) -> None:
     whole, lines = text.get_text(), [""]
     if _inches(text) <= width:
         return
-    for word in re.findall(r"(?:\$[^$]*\$|\([^()$]*\)|\S)+", whole):
+    formula = r"\$[^$]*\$|" if text.get_parse_math() else ""
+    for word in re.findall(rf"(?:{formula}\([^()$]*\)|\S)+", whole):
         text.set_text(f"{lines[-1]} {word}".strip())
         if _inches(text) <= width:
             lines[-1] = text.get_text()
