@@ -18,4 +18,4 @@ print(
 print(f"the second “John” {second:+.1f}: it supports “Mary”, as “Mary” itself does ({mary:+.1f}).")
 
 ax = attribution(result)
-ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "repeated_name.png", dpi=90)
+ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "repeated_name.png")
