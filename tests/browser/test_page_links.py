@@ -15,7 +15,7 @@ from tests.browser.conftest import Open
 from tests.helpers.alignments import SIGNATURE, links, pair, several
 from tests.helpers.pages import HOSTILE
 
-HEADLINE = ".ns-question"
+HEADLINE = ".ns-headline"
 CURVES = ".ns-wire"
 ROWS = ".ns-links tbody tr"
 
