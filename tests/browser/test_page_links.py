@@ -15,7 +15,7 @@ from tests.browser.conftest import Open
 from tests.helpers.alignments import SIGNATURE, links, pair, several
 from tests.helpers.pages import HOSTILE
 
-HEADLINE = ".ns-question"
+HEADLINE = ".ns-headline"
 CURVES = ".ns-wire"
 ROWS = ".ns-links tbody tr"
 
@@ -412,6 +412,7 @@ def test_help_themes_and_a_broken_address(open_page: Open) -> None:
     page.keyboard.press("n")
     expect(page.locator(".ns-pairpanel h3")).to_have_text("Pair 1")
     page.get_by_role("button", name="Close").click()
+    assert fragment(page)["theme"] == "light"  # written before the address is changed by hand
     page.evaluate("location.hash = '#pair=3'")
     expect(page.locator(".ns-pairpanel h3")).to_have_text("Pair 3")
 

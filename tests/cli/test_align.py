@@ -260,7 +260,12 @@ def test_the_signature_is_one_short_line_unless_it_is_asked_for(model: str) -> N
 
 def test_the_page_is_opened(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
+
+    def open_page(address: str) -> bool:
+        opened.append(address)
+        return True
+
+    monkeypatch.setattr("webbrowser.open", open_page)
     done = succeed("align", "--model", model, *PAIR, "--open")
     assert done.stdout == ""
     assert opened[0].endswith("page.html")

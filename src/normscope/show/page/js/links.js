@@ -190,7 +190,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const view = pairView(app);
   app.view = view;
   const list = pairList(app);
-  const question = make("h2", { className: "ns-question" });
+  const question = make("h2", { className: "ns-headline ns-found", dir: "auto" });
   const subtitle = make("p", { className: "ns-proof" });
   const pairTitle = make("h3");
   const steps = [[-1, "‹", "previous pair"], [1, "›", "next pair"]].map(([by, sign, label]) => make("button", { type: "button", className: "ns-step", "aria-label": label, title: `${label} (${by < 0 ? "p" : "n"})`, on: { click: () => app.move(by) } }, sign));
