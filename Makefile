@@ -79,6 +79,7 @@ pictures: $(VENV)/.installed  ## draw every picture of the docs and the reproduc
 	$(VENV)/bin/python docs/make_reproductions.py
 	$(VENV)/bin/python docs/make_figures.py
 	$(VENV)/bin/python docs/make_gallery.py
+	$(VENV)/bin/python docs/make_screens.py
 	$(VENV)/bin/python docs/make_screenshots.py
 	$(VENV)/bin/python docs/make_serve_pictures.py
 

@@ -18,4 +18,4 @@ print(
 print(f"“cabinet” {cabinet:+.1f}.")
 
 ax = attribution(result)
-ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "agreement.png", dpi=100)
+ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "agreement.png")

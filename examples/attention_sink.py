@@ -8,6 +8,7 @@ import sys
 from matplotlib.figure import Figure
 
 import normscope
+from normscope.plots import theme
 from normscope.show.palette import CATEGORIES
 
 text = "The river flooded the valley, and the farmers moved their sheep to the hills."
@@ -21,11 +22,13 @@ print(f"“The” gets {weight.mean():.0%} of the attention weight, but {norm.me
 print(f"added, on average over layers; its share by weight is larger in {sum(weight > norm)} of")
 print(f"{result.layers} layers.")
 
-figure = Figure(figsize=(6.8, 2.8), layout="constrained")
-ax = figure.subplots()
-for (label, share), colour, marker in zip(shares.items(), CATEGORIES, "os", strict=False):
-    ax.plot(100 * share, color=colour, marker=marker, markersize=4, label=label)
-ax.set(xlabel="layer", ylabel="share of the first token, %", ylim=(0, 100))
-ax.legend(frameon=False, ncols=2, loc="upper left")
-ax.spines[["top", "right"]].set_visible(False)
-figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "attention_sink.png", dpi=100)
+with theme():
+    figure = Figure(figsize=(6.8, 3), layout="constrained")
+    figure.suptitle("The first token: what it gets, and what it gives", x=0.01, ha="left")
+    ax = figure.subplots()
+    for (label, share), colour, marker in zip(shares.items(), CATEGORIES, "os", strict=False):
+        ax.plot(100 * share, color=colour, marker=marker, markersize=4, label=label)
+    ax.set(xlabel="layer", ylabel="share of the first token, %", ylim=(0, 100))
+    ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    ax.spines[["top", "right"]].set_visible(False)
+figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "attention_sink.png")

@@ -25,4 +25,4 @@ print(f"after it {after[3]:.1f}; “is”, the last token, carries {before[4]:.1
 print(f"and {after[4]:.1f} after it.")
 
 ax = trace(result)
-ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "fact.png", dpi=100)
+ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "fact.png")

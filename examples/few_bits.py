@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 import normscope
 from normscope.comparison import contextualization_change
 from normscope.models import load
+from normscope.plots import theme
 from normscope.show.palette import CATEGORIES
 
 text = "Anna baked a cake, and Tom ate most of it."
@@ -28,11 +29,13 @@ mean = {bits: change.mean() for bits, change in changes.items()}
 print(f"With 8 bits the order of the contributions changes by {mean[8]:.4f}, with 4 bits by")
 print(f"{mean[4]:.2f}, with 3 bits by {mean[3]:.2f}, on average over layers.")
 
-figure = Figure(figsize=(6.4, 2.8), layout="constrained")
-ax = figure.subplots()
-for (bits, change), colour, marker in zip(changes.items(), CATEGORIES, "os^", strict=False):
-    ax.plot(change, color=colour, marker=marker, markersize=4, label=f"{bits} bits")
-ax.set(xlabel="layer", ylabel=r"change, 1 − $\rho$", ylim=(0, None))
-ax.legend(frameon=False)
-ax.spines[["top", "right"]].set_visible(False)
-figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "few_bits.png", dpi=100)
+with theme():
+    figure = Figure(figsize=(6.4, 3), layout="constrained")
+    figure.suptitle("Change of the maps when weights are rounded", x=0.01, ha="left")
+    ax = figure.subplots()
+    for (bits, change), colour, marker in zip(changes.items(), CATEGORIES, "os^", strict=False):
+        ax.plot(change, color=colour, marker=marker, markersize=4, label=f"{bits} bits")
+    ax.set(xlabel="layer", ylabel=r"change, 1 − $\rho$", ylim=(0, None))
+    ax.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1))
+    ax.spines[["top", "right"]].set_visible(False)
+figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "few_bits.png")

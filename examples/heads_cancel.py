@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import normscope
+from normscope.plots import theme
 from normscope.show.palette import CATEGORIES
 
 text = "Anna baked a cake, and Tom ate most of it."
@@ -19,12 +20,14 @@ part = left / apart
 print(f"The sum of {each.shape[1]} heads is {part.min():.0%} to {part.max():.0%} as long as")
 print(f"the lengths of the heads together, {part.mean():.0%} on average over layers.")
 
-figure = Figure(figsize=(6.4, 2.8), layout="constrained")
-ax = figure.subplots()
-layers = np.arange(len(part))
-ax.bar(layers - 0.2, apart, 0.38, color=CATEGORIES[0], label="lengths of the heads, added up")
-ax.bar(layers + 0.2, left, 0.38, color=CATEGORIES[1], label="length of the sum")
-ax.set(xlabel="layer", ylabel="mean length of a cell")
-ax.legend(frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, 1.18))
-ax.spines[["top", "right"]].set_visible(False)
-figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "heads_cancel.png", dpi=100)
+with theme():
+    figure = Figure(figsize=(6.4, 3), layout="constrained")
+    figure.suptitle("Heads one by one, and their sum", x=0.01, ha="left")
+    ax = figure.subplots()
+    layers = np.arange(len(part))
+    ax.bar(layers - 0.2, apart, 0.38, color=CATEGORIES[0], label="lengths of the heads, added up")
+    ax.bar(layers + 0.2, left, 0.38, color=CATEGORIES[1], label="length of the sum")
+    ax.set(xlabel="layer", ylabel="mean length of a cell")
+    ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    ax.spines[["top", "right"]].set_visible(False)
+figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "heads_cancel.png")

@@ -20,4 +20,4 @@ print(f"{mixed['attn_res_n']:.0%} with the residual connection,")
 print(f"and {mixed['attn_res_ln_n']:.0%} with LayerNorm.")
 
 ax = mixing_ratio(result)
-ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "mixing_ratios.png", dpi=100)
+ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "mixing_ratios.png")

@@ -15,4 +15,4 @@ print(f"“{text}” and “{other}” have a cosine of {result.value:.2f}: “f
 print(f"contributes {shares['fever']:+.2f}, “no” only {shares['no']:+.2f}.")
 
 ax = attribution(result)
-ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "negation.png", dpi=100)
+ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "negation.png")

@@ -15,9 +15,7 @@ mary, first, second = (float(result.scores.values[at]) for at in names)
 print(
     f"“Mary” leads by {result.value:.1f} (logits). The first “John” contributes {first:+.1f}, and"
 )
-print(
-    f"the second “John” {second:+.1f}: it supports “Mary”, as “Mary” itself does ({mary:+.1f})."
-)
+print(f"the second “John” {second:+.1f}: it supports “Mary”, as “Mary” itself does ({mary:+.1f}).")
 
 ax = attribution(result)
-ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "repeated_name.png", dpi=90)
+ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "repeated_name.png")

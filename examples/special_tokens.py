@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import normscope
+from normscope.plots import theme
 from normscope.show.palette import CATEGORIES
 
 result = normscope.analyze(
@@ -25,11 +26,13 @@ weight, norm = shares.values()
 print(f"[CLS] and [SEP] get {weight.min():.0%} to {weight.max():.0%} of the attention weight,")
 print(f"but make up {norm.min():.0%} to {norm.max():.0%} of what is added.")
 
-figure = Figure(figsize=(6.4, 2.8), layout="constrained")
-ax = figure.subplots()
-for shift, (label, share), colour in zip((-0.2, 0.2), shares.items(), CATEGORIES, strict=False):
-    ax.bar(np.arange(result.layers) + shift, 100 * share, 0.38, color=colour, label=label)
-ax.set(xlabel="layer", ylabel="[CLS] and [SEP], %")
-ax.legend(frameon=False, ncols=2, loc="upper left", bbox_to_anchor=(0, 1.18))
-ax.spines[["top", "right"]].set_visible(False)
-figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "special_tokens.png", dpi=100)
+with theme():
+    figure = Figure(figsize=(6.4, 3), layout="constrained")
+    figure.suptitle("What [CLS] and [SEP] get, and what they give", x=0.01, ha="left")
+    ax = figure.subplots()
+    for shift, (label, share), colour in zip((-0.2, 0.2), shares.items(), CATEGORIES, strict=False):
+        ax.bar(np.arange(result.layers) + shift, 100 * share, 0.38, color=colour, label=label)
+    ax.set(xlabel="layer", ylabel="[CLS] and [SEP], %")
+    ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
+    ax.spines[["top", "right"]].set_visible(False)
+figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "special_tokens.png")

@@ -14,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import normscope
 from normscope.alignment.translator import embedded_model_path
+from normscope.plots import theme
 from normscope.show.palette import DIVERGING
 
 model = AutoModelForSeq2SeqLM.from_pretrained(embedded_model_path(), dtype=torch.float32)
@@ -33,12 +34,14 @@ largest = [words[at] for at in np.argmax(shares, axis=1)]
 pairs = ", ".join(f"{word} ← {from_word}" for word, from_word in zip(made, largest, strict=True))
 print(f"The largest share in each word: {pairs}.")
 
-figure = Figure(figsize=(6.8, 4), layout="constrained")
-ax = figure.subplots()
-limit = np.abs(shares).max()
-colours = LinearSegmentedColormap.from_list("shares", DIVERGING["light"])
-image = ax.imshow(shares, cmap=colours, vmin=-limit, vmax=limit)
-ax.set_xticks(range(len(words)), words, rotation=45, ha="right")
-ax.set_yticks(range(len(made)), made)
-figure.colorbar(image, label="share of the logit")
-figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "translation.png", dpi=100)
+with theme():
+    figure = Figure(figsize=(6.8, 4), layout="constrained")
+    figure.suptitle("Which German word made which English word", x=0.01, ha="left")
+    ax = figure.subplots()
+    limit = np.abs(shares).max()
+    colours = LinearSegmentedColormap.from_list("shares", DIVERGING["light"])
+    image = ax.imshow(shares, cmap=colours, vmin=-limit, vmax=limit)
+    ax.set_xticks(range(len(words)), words, rotation=45, ha="right")
+    ax.set_yticks(range(len(made)), made)
+    figure.colorbar(image, label="share of the logit")
+figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "translation.png")

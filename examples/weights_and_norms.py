@@ -19,4 +19,4 @@ print(f"In layer 2, [CLS] gets {weight:.0%} of the attention weight")
 print(f"but {norm:.0%} of what is added.")
 
 axes = compare(result, layer=2)
-axes[0].figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "weights_and_norms.png", dpi=90)
+axes[0].figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "weights_and_norms.png", dpi=110)
