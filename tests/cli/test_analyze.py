@@ -26,6 +26,7 @@ from normscope.models.architectures import tiny_model
 from normscope.results import files
 from normscope.results.formats import check_output
 from normscope.show import terminal
+from normscope.show.headline import headline
 from normscope.show.wording import short_signature
 from tests.helpers.commands import CAT, addresses, fail, rows_of, save_tiny_model, succeed
 from tests.helpers.tiny import tokenizer
@@ -36,6 +37,7 @@ PAIR = ("Anna baked a cake, and Tom ate most of it.", "She was not angry, becaus
 def test_the_table_shows_the_first_by_weight_and_by_norm() -> None:
     printed = succeed("analyze", "--text", PAIR[0], "--text-pair", PAIR[1]).stdout
     result = normscope.analyze(None, text=PAIR[0], text_pair=PAIR[1])
+    assert printed.replace("\n", " ").startswith(headline(result))
     for position, token in enumerate(result.tokens.strings):
         assert f"  {position} {token}" in printed
     rows = rows_of(printed, 9)
