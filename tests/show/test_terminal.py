@@ -36,7 +36,7 @@ def shown(strings: tuple[str, ...], width: int = 80, maps: tuple[str, ...] = ())
 
 def test_the_first_by_weight_and_by_norm_with_both_shares() -> None:
     printed = shown(("a", "b", "c"), 120)
-    assert printed.startswith("In layer 0, a gets 90% of the attention weight but 20% of what is ")
+    assert printed.startswith('In layer 0, "a" gets 90% of the attention weight but 20% of ')
     assert "3 tokens:  0 a  1 b  2 c" in printed
     (row,) = [line.split() for line in printed.splitlines() if line.lstrip().startswith("0 ")]
     assert row == ["0", "0", "a", "90.0%", "20.0%", "≠", "2", "c", "5.0%", "60.0%", "70.0%"]
