@@ -25,7 +25,7 @@ from normscope.cli.app import app
 from normscope.models.architectures import tiny_model
 from normscope.results import files
 from normscope.results.formats import check_output
-from normscope.show import headline
+from normscope.show.headline import difference, headline, row_shares
 from normscope.show.wording import short_signature
 from tests.helpers.commands import CAT, addresses, fail, rows_of, save_tiny_model, succeed
 from tests.helpers.tiny import tokenizer
@@ -36,6 +36,7 @@ PAIR = ("Anna baked a cake, and Tom ate most of it.", "She was not angry, becaus
 def test_the_table_shows_the_first_by_weight_and_by_norm() -> None:
     printed = succeed("analyze", "--text", PAIR[0], "--text-pair", PAIR[1]).stdout
     result = normscope.analyze(None, text=PAIR[0], text_pair=PAIR[1])
+    assert printed.replace("\n", " ").startswith(headline(result))
     for position, token in enumerate(result.tokens.strings):
         assert f"  {position} {token}" in printed
     rows = rows_of(printed, 9)
@@ -88,7 +89,7 @@ def test_one_map_alone_shows_its_first_three(bert: str, name: str) -> None:
     rows = rows_of(printed, 7)
     assert len(rows) == 3
     for layer, row in enumerate(rows):
-        shares = headline.row_shares(result[name].values[layer]).mean(axis=0)
+        shares = row_shares(result[name].values[layer]).mean(axis=0)
         for top, (label, share) in zip(
             np.argsort(-shares), zip(row[1::2], row[2::2], strict=True), strict=False
         ):
@@ -169,8 +170,8 @@ def test_a_picture_of_the_layer_that_tells_most(
     bert: str, tmp_path: Path, name: str, begins: bytes
 ) -> None:
     result = normscope.analyze(bert, text=CAT)
-    shares = [headline.row_shares(result[scope]) for scope in ("attn_w", "attn_n")]
-    most = int(headline.difference(*shares).argmax())
+    shares = [row_shares(result[scope]) for scope in ("attn_w", "attn_n")]
+    most = int(difference(*shares).argmax())
     done = succeed("analyze", "--model", bert, "--text", CAT, "--output", str(tmp_path / name))
     assert done.stderr.startswith(
         f"normscope: the picture shows layer {most} (0–2)\nwrote {tmp_path / name}\n"

@@ -201,7 +201,7 @@ def test_as_a_process_with_its_output_piped() -> None:
     done = spawn("analyze", "--text", text)
     assert (done.returncode, done.stderr) == (0, b"")
     printed = done.stdout.decode()
-    assert printed.startswith("128 tokens:  0 [CLS]")
+    assert "\n128 tokens:  0 [CLS]" in printed
     assert "127 [SEP]" in printed
     assert len(rows_of(printed, 9)) == 6
     assert "\x1b" not in printed

@@ -36,19 +36,20 @@ def shown(strings: tuple[str, ...], width: int = 80, maps: tuple[str, ...] = ())
 
 def test_the_first_by_weight_and_by_norm_with_both_shares() -> None:
     printed = shown(("a", "b", "c"), 120)
+    assert printed.startswith('In layer 0, "a" gets 90% of the attention weight but 20% of ')
     assert "3 tokens:  0 a  1 b  2 c" in printed
     (row,) = [line.split() for line in printed.splitlines() if line.lstrip().startswith("0 ")]
     assert row == ["0", "0", "a", "90.0%", "20.0%", "≠", "2", "c", "5.0%", "60.0%", "70.0%"]
     assert (
-        "They differ most in layer 0, by 70.0%: a (position 0) has 90.0% of the weight and 20.0% "
-        "of the norm; c (position 2) has 5.0% of the weight and 60.0% of the norm."
+        "Weights and norms differ most in layer 0: a (position 0) gets 90.0% of the weight and "
+        "20.0% of the norm; c (position 2) gets 5.0% of the weight and 60.0% of the norm."
     ) in " ".join(printed.split())
     assert printed.endswith("signature  by hand\n")
 
 
 def test_a_map_beside_the_two_has_a_table_of_its_own() -> None:
     printed = shown(("a", "b", "c"), 120, maps=("attn_w", "attn_n", "atb"))
-    assert "They differ" in printed
+    assert "Weights and norms differ" in printed
     assert "\natb" in printed
     assert "third" in printed
     alone = shown(("a", "b"), 120, maps=("atb",))
@@ -65,7 +66,9 @@ def test_tokens_are_shown_as_they_are() -> None:
 @pytest.mark.parametrize("width", [30, 80, 160])
 def test_numbers_are_whole_at_every_width(width: int) -> None:
     printed = shown(tuple(f"antidisestablishmentarianism{i}" for i in range(200)), width)
-    table = printed[printed.index("layer") : printed.index("They differ")].splitlines()
+    table = printed[
+        printed.index("\nlayer") + 1 : printed.index("Weights and norms differ")
+    ].splitlines()
     assert all(part in table[2] for part in (" 90.0% ", " ≠ ", " 50.1%"))
     if width >= 80:
         assert max(map(len, table)) <= width

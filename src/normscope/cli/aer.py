@@ -139,7 +139,9 @@ def print_scores(scores: dict[str, Score], stream: TextIO) -> None:
     for name, score in scores.items():
         cells = [_percent(score, measure) for measure in COLUMNS]
         table.add_row(name, *(cell.replace(" [", "\n[") if narrow else cell for cell in cells))
-    console.print(table, width=None if narrow else WIDE + longest, crop=False)
+    if not narrow:  # wide enough for any name
+        console = plain_console(file=stream, width=WIDE + longest)
+    console.print(table)
     for name, score in scores.items():
         counts = score.counts
         print(

@@ -155,7 +155,7 @@ Given = TypeVar("Given", AlignArguments, TranslateAlignArguments)
 
 @command
 def align(arguments: AlignArguments) -> None:
-    """Find which word of a sentence is translated by which word of its translation.
+    """Find which words of two sentences translate each other.
 
     The model reads the source and is made to write the target. Its cross-attention shows which
     source words each target word came from, measured by norms, which show what weights hide. Layer,

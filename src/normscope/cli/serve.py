@@ -39,7 +39,7 @@ class ServeArguments(CommandArguments):
 
 @command
 def serve(arguments: ServeArguments) -> None:
-    """Serve a page: type a sentence, see its maps.
+    """Serve a page on which you ask about a text.
 
     The models are loaded once, into a process of their own, which runs one analysis after the
     other; an analysis that takes too long or is cancelled is stopped. Only this machine can reach

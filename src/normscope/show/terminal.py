@@ -51,7 +51,7 @@ def show(
     query: str | None = None,
     hint: str | None = "result.signature",
 ) -> None:
-    """Print a headline, the tokens, the largest contributors of each layer, and the errors.
+    """Print a headline, the tokens, the largest contributors of each layer, errors and signature.
 
     Args:
         result: Maps of one text.
@@ -62,7 +62,8 @@ def show(
     parts = result.parts or {"": result}
     rows = None if query is None else find_queries(parts, query)
     if rows is None:
-        console.print(f"{headline(result)}\n", style="bold", markup=False, highlight=False)
+        console.print(headline(result), style="bold", highlight=False, markup=False, emoji=False)
+        console.print()
     shown: dict[Tokens, str] = {}
     for name, part in parts.items():
         if rows is not None and not rows[name]:
@@ -79,7 +80,8 @@ def show(
         note = f"{note} {NOTE_BOTH}"
     console.print(note, style="dim", highlight=False)
     errors = ", ".join(f"{name} {_error(error)}" for name, error in result.error.items())
-    console.print(f"\nerror      {errors}, relative to the model's output", highlight=False)
+    if errors:
+        console.print(f"\nerror      {errors}, relative to the model's output", highlight=False)
     label = "signature  "
     room = max(40, min(console.width, 80)) - len(label)
     signature = result.signature if hint is None else short_signature(result.signature, hint, room)
@@ -137,8 +139,8 @@ def _show_query(part: Contributions, row: int, console: Console) -> None:
         console.print(_ranking(part[name], console.width, row), crop=False)
         console.print()
     if {WEIGHTS, NORMS} <= set(part):
-        _, remark = _comparison(part[WEIGHTS], part[NORMS], console.width, row)
-        console.print(f"{remark}\n", highlight=False, markup=False, emoji=False)
+        sentence = headline(part, query=row)
+        console.print(f"{sentence}\n", highlight=False, markup=False, emoji=False)
 
 
 def _show_tokens(
@@ -201,18 +203,12 @@ def _places(array: LabelledArray) -> Iterator[tuple[tuple[int, ...], tuple[str, 
         yield index, tuple(map(str, labels))
 
 
-def _comparison(
-    weights: LabelledArray, norms: LabelledArray, width: int, query: int | None = None
-) -> tuple[Table, str]:
-    """Return a table with the first key by weight and by norm of each layer, and a remark on it.
-
-    The shares are those of one query, or averaged over all.
-    """
+def _comparison(weights: LabelledArray, norms: LabelledArray, width: int) -> tuple[Table, str]:
+    """Return a table with the first key by weight and by norm of each layer, and a remark on it."""
     from rich.text import Text
 
     table = _empty_table(weights, COMPARED, width)
-    rows = slice(None) if query is None else [query]
-    by_weight, by_norm = (row_shares(array)[..., rows, :] for array in (weights, norms))
+    by_weight, by_norm = row_shares(weights), row_shares(norms)
     differ = difference(by_weight, by_norm)
     tokens = weights.tokens["key"].strings
     widest, remark = -1.0, ""

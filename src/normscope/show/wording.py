@@ -61,6 +61,8 @@ def short_signature(signature: str, hint: str, width: int = 80) -> str:
         hint: How to see it whole, such as "--signature".
         width: The number of columns.
     """
+    if len(signature) <= width:
+        return printable(signature)
     entries = (entry.partition(":") for entry in signature.split("|"))
     fields = {name: value for name, _, value in entries}
     weights = fields.get("weights", "").removeprefix("sha256=")[:8]
