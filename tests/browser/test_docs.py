@@ -11,7 +11,11 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser.conftest import SLOW, watch
 from tests.helpers.site import build
 
-SHOWN_BY = {"weights-and-norms": "tutorial.html", "are-or-is": "tutorial.html"}
+SHOWN_BY = {
+    "weights-and-norms": "tutorial.html",
+    "are-or-is": "tutorial.html",
+    "alignment": "gallery.html",
+}
 
 
 @pytest.fixture(scope="module")
