@@ -57,6 +57,13 @@ def draw_attribution() -> None:
     save(plots.trace(traced), "attribution-trace")
 
 
+def draw_alignment() -> None:
+    """Draw the links between two sentences: docs/plots.md."""
+    german = "wenn es regnet , bleiben die Kinder zu Hause ."
+    english = "the children stay at home when it rains ."
+    save(plots.alignment(normscope.align(german, english)[0]), "plots/alignment")
+
+
 def draw_spectra() -> None:
     """Draw singular values of the default encoder: docs/plots.md."""
     model, _ = models.load(None)
@@ -83,7 +90,9 @@ def draw_speed() -> None:
     save(figure.axes, "speed")
 
 
-DRAWN: tuple[Callable[[], None], ...] = (draw_maps, draw_attribution, draw_spectra, draw_speed)
+DRAWN: tuple[Callable[[], None], ...] = (
+    *(draw_maps, draw_attribution, draw_alignment, draw_spectra, draw_speed),
+)
 
 
 def main() -> None:

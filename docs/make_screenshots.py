@@ -1,4 +1,4 @@
-"""The pictures of docs/viewer.md, from real results of the default models.
+"""The pictures of docs/viewer.md and docs/alignment.md, from real results of the default models.
 
     python docs/make_screenshots.py                          # all of them
     python docs/make_screenshots.py viewer-attribution       # those named
@@ -13,13 +13,15 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
 import normscope
+from normscope.alignment.links import parse
+from normscope.alignment.result import Alignment, Alignments
 from normscope.show.page import gather, write
 
 IMAGES = Path(__file__).parent / "images"
@@ -51,6 +53,12 @@ SHOTS = (
     Shot("viewer-attribution", "answers=3-4", height=900, shares=True),
 )  # fmt: skip
 
+# Pages of alignments; `shares` does not apply.
+LINK_SHOTS = (
+    Shot("alignment", "pair=5&word=target-3", height=900),
+    Shot("alignment-phone", "", 390, 1130, "dark"),
+)
+
 
 def main() -> None:
     """Write every picture, and say how large it is."""
@@ -60,9 +68,12 @@ def main() -> None:
     )
     if program is None:
         sys.exit("There is no Chromium: apt-get install chromium")
-    shots = [shot for shot in SHOTS if shot.name in sys.argv[1:] or len(sys.argv) == 1]
+    wanted = [shot.name in sys.argv[1:] or len(sys.argv) == 1 for shot in (*SHOTS, *LINK_SHOTS)]
+    shots = [shot for shot, draw in zip((*SHOTS, *LINK_SHOTS), wanted, strict=True) if draw]
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        for shares in {shot.shares for shot in shots}:
+        for shot in LINK_SHOTS:
+            _links(shot.name == "alignment-phone").to_html(Path(folder) / f"{shot.name}.html")
+        for shares in {shot.shares for shot in shots if shot not in LINK_SHOTS}:
             write(_shares() if shares else _maps(), Path(folder) / f"{shares}.html")
         browser = playwright.chromium.launch(
             executable_path=program, args=["--no-sandbox", "--disable-gpu"]
@@ -72,7 +83,7 @@ def main() -> None:
                 viewport={"width": shot.width, "height": shot.height},
                 color_scheme="dark" if shot.scheme == "dark" else "light",
             )
-            file = Path(folder) / f"{shot.shares}.html"
+            file = Path(folder) / f"{shot.name if shot in LINK_SHOTS else shot.shares}.html"
             page.goto(f"{file.as_uri()}#{shot.fragment}")
             page.wait_for_selector(".normscope[data-ready]")
             page.wait_for_timeout(600)  # the overview draws its pictures one after the other
@@ -102,6 +113,16 @@ def _shares() -> normscope.Attribution:
     return normscope.attribute(
         None, text="The keys to the cabinet", continuation=" are on the table", trace=True
     )
+
+
+def _links(single: bool) -> Alignment | Alignments:
+    """Align the twelve sentences that were aligned by hand, or only one of them."""
+    data = Path(__file__).parents[1] / "tests" / "helpers" / "data" / "twelve.tsv"
+    rows = [line.split("\t") for line in data.read_text(encoding="utf-8").splitlines()]
+    gold = [parse(row[2], "talp") for row in rows]
+    sources, targets = ([row[side] for row in rows] for side in (0, 1))
+    alignments = normscope.align(sources, targets, gold=gold, soft=True)
+    return replace(alignments[5], gold=None) if single else alignments
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ import pytest
 from matplotlib.colors import to_hex
 
 from normscope import InputError, MissingExtraError
-from normscope.alignment.api import Alignment
 from normscope.alignment.links import Links
 from normscope.alignment.plots import aer_by_head, aer_by_layer, norm_by_head, soft_alignment
-from normscope.plots import alignment
+from normscope.alignment.result import Alignment
 from normscope.show.palette import CATEGORIES
+from normscope.show.plots import alignment
 from tests.helpers.alignments import pair
 
 SOFT = np.array([[1.0, 2.0, 1.0], [3.0, 0.0, 1.0]], dtype=np.float32)
@@ -125,12 +125,12 @@ def test_links_are_lines_between_two_rows() -> None:
     assert opacity["link-1-1"] == pytest.approx(0.3 + 0.7 * 0.84)
     words = {text.get_text(): text for text in ax.texts}
     assert {*(one.source or ()), *one.target} <= set(words)
-    assert words["heute"].get_style() == "italic"
-    assert words["Katze"].get_style() == "normal"
+    assert words["heute"].get_fontstyle() == "italic"
+    assert words["Katze"].get_fontstyle() == "normal"
     start, *_, end = lines["link-4-3"].get_path().vertices
     assert start[0] == words["gut"].get_position()[0]
     assert end[0] == words["well"].get_position()[0]
-    assert ax.get_title(loc="left").replace("\n", " ") == one.headline
+    assert ax.get_title().replace("\n", " ") == one.headline
     assert ax.get_legend() is None
     figure: Any = ax.figure
     figure.savefig(io.BytesIO(), format="pdf")

@@ -17,7 +17,6 @@ from normscope import InputError
 from normscope.alignment.links import Links
 from normscope.alignment.result import Alignment, Alignments
 from normscope.show.page import page
-from normscope.show.page import show as showing
 from tests.helpers.alignments import SIGNATURE, pair, several
 
 
@@ -63,7 +62,7 @@ def test_pages_are_written_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ".ns-pairrow" in content
     pair().to_html(tmp_path / "b.html")
     opened: list[str] = []
-    monkeypatch.setattr(showing.webbrowser, "open", opened.append)
+    monkeypatch.setattr("webbrowser.open", opened.append)
     pair().show()
     several(3).show()
     assert len(opened) == 2

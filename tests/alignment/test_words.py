@@ -11,12 +11,12 @@ import pytest
 from normscope import InputError, MissingExtraError
 from normscope.alignment.words import (
     FRAME,
-    Normalization,
     check_language,
     encode_sides,
     language_codes,
     split,
 )
+from normscope.text.normalization import Normalization
 from tests.helpers import alignment_tokenizers as made
 from tests.helpers.tiny import tokenizer as wordpiece
 
@@ -123,8 +123,18 @@ def test_lines_become_words() -> None:
         *("Das", "ist", "z.", "B.", "ein", "Haus", "."),
     ]
     assert split("It's 5 & 6.", "moses") == ["It", "'s", "5", "&", "6", "."]
-    with pytest.raises(InputError, match=r"unknown way to split words 'x'; valid: space, moses"):
+    with pytest.raises(
+        InputError, match=r"unknown way to split words 'x'; valid: space, punctuation, moses"
+    ):
         split("a", "x")
+
+
+def test_punctuation_is_split_off_the_ends_of_words() -> None:
+    assert split("„Das ist's …“ 3.5% ($5)!! U-Bahn", "punctuation") == [
+        *("„", "Das", "ist's", "…", "“", "3.5", "%", "(", "$", "5", ")", "!!", "U-Bahn"),
+    ]
+    assert split("नमस्ते दुनिया।", "punctuation") == ["नमस्ते", "दुनिया", "।"]
+    assert split("  ", "punctuation") == []
 
 
 def test_moses_needs_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

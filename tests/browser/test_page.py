@@ -37,8 +37,8 @@ def listed(page: Page) -> list[list[str]]:
 
 
 def value_of(text: str) -> float:
-    number = float(text.replace("−", "-").replace("+", "").rstrip(" %"))
-    return number / 100 if text.endswith("%") else number
+    number = float(text.replace("−", "-").replace("+", "").removesuffix(" pts").rstrip("%"))
+    return number / 100 if text.endswith(("%", "pts")) else number
 
 
 def values(page: Page, column: int = 2) -> dict[str, float]:
@@ -56,7 +56,7 @@ def check_row(page: Page, row: Any, names: Any) -> None:
     shown = listed(page)
     assert [one[1] for one in shown] == [names[at] for at in wanted]
     for one, at in zip(shown, wanted, strict=True):
-        # As many digits as are written: 12.3 % and 1.23 %, or three of a norm.
+        # As many digits as are written: 12.3% and 1.23%, or three of a norm.
         share = 5.1e-4 if abs(row[at]) > 0.0999 else 5.1e-5
         tolerance = share if one[2].endswith("%") else 5.1e-3 * abs(float(row[at])) + 1e-4
         assert value_of(one[2]) == pytest.approx(float(row[at]), abs=tolerance + 2e-5)
@@ -111,16 +111,16 @@ def test_the_list_has_the_numbers_of_the_chosen_token(open_page: Open) -> None:
     page = open_page(made, "#map=attn_n&layer=1")
     norms = made[1]["attn_n"].values[1]
     page.locator(".ns-queries .ns-token").nth(4).click()  # sat
-    expect(page.locator(".ns-list caption")).to_have_text("What sat takes")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors to sat")
     check_row(page, pages.shares(norms)[4], pages.TEXTS)
     choose(page, "Numbers", "absolute")
     check_row(page, norms[4], pages.TEXTS)
     assert fragment(page)["scale"] == "absolute"
-    page.locator(".ns-keys .ns-token").nth(2).click()  # who takes from "cat"
-    expect(page.locator(".ns-list caption")).to_have_text("Who takes most from cat")
+    page.locator(".ns-keys .ns-token").nth(2).click()  # what "cat" gives
+    expect(page.locator(".ns-list caption")).to_have_text("Tokens to which cat contributes most")
     check_row(page, norms[:, 2], pages.TEXTS)
     page.locator(".ns-keys .ns-token").nth(2).click()  # again: let go
-    expect(page.locator(".ns-list caption")).to_have_text("Who gives most, on average")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors, on average")
     check_row(page, norms.mean(axis=0), pages.TEXTS)
 
 
@@ -130,14 +130,14 @@ def test_words_are_merged_as_the_result_merges_them(open_page: Open) -> None:
     choose(page, "Tokens", "words")
     words = made[1]["attn_n"].words().values[2]
     expect(page.locator(".ns-queries .ns-token")).to_have_text(list(pages.WORDS))
-    expect(page.locator(".ns-list caption")).to_have_text("What cats takes")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors to cats")
     check_row(page, pages.shares(words)[2], pages.WORDS)
     choose(page, "Numbers", "absolute")
     check_row(page, words[2], pages.WORDS)
     ratio = made[1].mixing_ratio["attn_n"].words().values
     mixing = page.get_by_role("img", name="Mixing ratio by layer")
     label = mixing.get_attribute("aria-label") or ""
-    means = [float(one) for one in re.findall(r"([\d.]+) %", label)]
+    means = [float(one) for one in re.findall(r"([\d.]+)%", label)]
     assert means == pytest.approx((100 * ratio.mean(axis=1)).tolist(), abs=0.06)
 
 
@@ -214,8 +214,8 @@ def test_the_matrix_shows_and_reads_its_cells(open_page: Open) -> None:
     spot: Any = {"x": left + (key + 0.5) * size, "y": top + (query + 0.5) * size}
     canvas.hover(position=spot)
     tip = page.get_by_role("tooltip")
-    expect(tip).to_contain_text("\u2068the\u2069 takes from \u2068s\u2069")
-    percent = re.search(r"([\d.]+) %", tip.inner_text())
+    expect(tip).to_contain_text("from \u2068s\u2069 to \u2068the\u2069")
+    percent = re.search(r"([\d.]+)%", tip.inner_text())
     assert percent is not None
     assert float(percent[1]) / 100 == pytest.approx(share[query, key], abs=1e-3)
     canvas.click(position=spot)
@@ -277,7 +277,7 @@ def test_formula_error_and_signature_are_shown(open_page: Open) -> None:
     page = open_page(pages.results(), "#map=attn_res_ln_n&layer=0")
     about = page.locator(".ns-card").last
     expect(about).to_contain_text("‖pij‖,  pij = γ ⊙ (zij − mean zij) / σi")
-    expect(about).to_contain_text("Reconstruction error: 4.0e-8")
+    expect(about).to_contain_text("Reconstruction error: 4.0e−8")
     about.get_by_text("Signature and precision").click()
     expect(about.locator(".ns-signature")).to_have_text(
         ["model:tiny|heads:each", "model:tiny|heads:sum"]
@@ -461,10 +461,10 @@ def test_what_is_hidden_is_not_called_nothing(open_page: Open, tmp_path: Path) -
     assert all((row["attn_n"] == "") == (row["query"] == row["key"]) for row in rows)
     page.locator("canvas.ns-matrix").focus()
     page.keyboard.press("ArrowDown")
-    expect(page.get_by_role("status")).to_contain_text(re.compile("takes from .*hidden"))
+    expect(page.get_by_role("status")).to_contain_text(re.compile("from .* to .*hidden"))
 
 
 def test_the_residual_can_be_chosen_where_one_map_lacks_it(open_page: Open) -> None:
     page = open_page(pages.translation(), "#part=cross&map=attn_res_ln_n&vs=attn_n&layer=1")
     page.locator(".ns-keys .ns-token", has_text="residual").first.click()
-    expect(page.get_by_role("status")).to_contain_text("Most is taken from residual")
+    expect(page.get_by_role("status")).to_contain_text("residual contributes most to")

@@ -118,18 +118,18 @@ def test_keyboard_alone(open_page: Open) -> None:
     for name in ("PNG", "SVG", "CSV", "dark colours", "keys", "layer", "head", "versus", "special"):
         assert name in reached
     assert "next layer" in reached
-    expect(page.locator(".ns-list caption")).to_have_text("What [CLS] takes")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors to [CLS]")
     for _ in range(2):
         page.keyboard.press("ArrowRight")
-    expect(page.locator(".ns-list caption")).to_have_text("What cat takes")
-    expect(page.get_by_role("status")).to_contain_text("cat takes most from")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors to cat")
+    expect(page.get_by_role("status")).to_contain_text("Largest contributors to cat:")
     page.keyboard.press("End")
-    expect(page.locator(".ns-list caption")).to_have_text("What [SEP] takes")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors to [SEP]")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowUp")  # to the row of the keys
-    expect(page.locator(".ns-list caption")).to_contain_text("Who takes most from")
+    expect(page.locator(".ns-list caption")).to_contain_text("Tokens to which")
     page.keyboard.press("ArrowDown")
-    expect(page.locator(".ns-list caption")).to_contain_text("What")
+    expect(page.locator(".ns-list caption")).to_contain_text("Largest contributors to")
     state = "document.querySelector('.normscope').dataset"
     for key, (name, value) in {
         "l": ("layer", "1"),
@@ -156,9 +156,9 @@ def test_keyboard_alone(open_page: Open) -> None:
     page.locator(".ns-matrix").first.focus()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("status")).to_contain_text("takes from")
+    expect(page.get_by_role("status")).to_contain_text("from")
     page.keyboard.press("Escape")
-    expect(page.locator(".ns-list caption")).to_have_text("Who gives most, on average")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors, on average")
     page.keyboard.press("3")
     assert page.evaluate(f"{state}.view") == "overview"
     page.locator(".ns-thumb").last.focus()
@@ -191,7 +191,7 @@ def test_controls_keep_the_focus(open_page: Open) -> None:
 
 def test_a_screen_reader_finds_names(open_page: Open) -> None:
     page = open_page(pages.results(), "#map=attn_n&layer=0&query=2")
-    for name in ("Taken from (keys)", "Takes (queries)"):
+    for name in ("From these tokens (keys)", "To these tokens (queries)"):
         expect(page.get_by_role("listbox", name=name)).to_be_visible()
     expect(page.locator("[role=option][aria-selected=true]")).to_have_text("cat")
     nameless = page.evaluate(
@@ -212,6 +212,7 @@ def test_a_phone_never_scrolls_sideways(open_page: Open, width: int) -> None:
     strings = [f"token{at}" * (1 + at % 3) for at in range(70)] + ["long" * 500]
     made = pages.results(pages.tokens_of(strings), heads=12, layers=4)
     page = open_page(made, "#map=attn_n&layer=0&query=1", width=width, height=800, has_touch=True)
+    page.get_by_role("button", name="Settings").tap()
     for view in ("Tokens", "Matrix", "Overview"):
         page.get_by_role("tab", name=view).tap()
         for other in ("weights", "nothing"):
@@ -219,7 +220,7 @@ def test_a_phone_never_scrolls_sideways(open_page: Open, width: int) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.get_by_role("tab", name="Tokens").tap()
     page.locator(".ns-queries .ns-token").nth(5).tap()
-    expect(page.locator(".ns-list caption")).to_contain_text("What token5")
+    expect(page.locator(".ns-list caption")).to_contain_text("Largest contributors to token5")
 
 
 def test_right_to_left(open_page: Open) -> None:
@@ -232,7 +233,7 @@ def test_right_to_left(open_page: Open) -> None:
     assert places == sorted(places, reverse=True)
     queries.locator(".ns-token").first.focus()
     page.keyboard.press("ArrowLeft")
-    expect(page.locator(".ns-list caption")).to_have_text(f"What {words[1]} takes")
+    expect(page.locator(".ns-list caption")).to_have_text(f"Largest contributors to {words[1]}")
 
 
 def test_other_scripts_and_emoji(open_page: Open) -> None:
@@ -240,7 +241,7 @@ def test_other_scripts_and_emoji(open_page: Open) -> None:
     page = open_page(pages.results(pages.tokens_of(words)), "#map=attn_n&layer=0&query=2")
     expect(page.locator(".ns-queries .ns-token")).to_have_text(words)
     expect(page.locator(".ns-queries")).to_have_attribute("dir", "ltr")
-    expect(page.locator(".ns-list caption")).to_have_text("What 猫 takes")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors to 猫")
 
 
 def test_a_token_without_anything_visible_is_written_out(open_page: Open) -> None:
@@ -261,7 +262,7 @@ def test_a_token_without_anything_visible_is_written_out(open_page: Open) -> Non
     shown += ["\\u{200d} ", "\\u{e0101}", "◌\u0301"]
     labels = page.locator(".ns-queries .ns-token bdi").all_text_contents()
     assert labels == shown + words[7:]  # within an emoji or a word these marks do their work
-    expect(page.locator(".ns-list caption")).to_have_text("What \\u{200d} takes")
+    expect(page.locator(".ns-list caption")).to_have_text("Largest contributors to \\u{200d}")
     listed = page.locator(".ns-list tbody bdi").all_text_contents()
     assert sorted(listed) == sorted(labels)
 
@@ -352,9 +353,9 @@ def test_the_widget_draws_the_same_view(chromium: Browser, tmp_path: Path) -> No
     expect(page.locator(".normscope[data-ready]")).to_have_count(2)
     second = page.locator(".normscope").nth(1)
     second.locator(".ns-queries .ns-token").nth(4).click()
-    expect(second.locator(".ns-list caption")).to_have_text("What sat takes")
+    expect(second.locator(".ns-list caption")).to_have_text("Largest contributors to sat")
     expect(page.locator(".normscope").first.locator(".ns-list caption")).to_have_text(
-        "Who gives most, on average"
+        "Largest contributors, on average"
     )
     assert page.url == "about:blank"
     assert wrong == []
@@ -369,7 +370,7 @@ def test_the_frame_of_a_notebook_holds_the_page(chromium: Browser, tmp_path: Pat
     page.goto((tmp_path / "cell.html").as_uri())
     inside = page.frame_locator("iframe")
     inside.locator(".ns-queries .ns-token").nth(4).click()
-    expect(inside.locator(".ns-list caption")).to_have_text("What sat takes")
+    expect(inside.locator(".ns-list caption")).to_have_text("Largest contributors to sat")
     inside.locator("body").press("l")
     page.wait_for_timeout(200)
     assert wrong == []

@@ -50,7 +50,7 @@ def test_forty_heads_on_a_phone_can_be_hit(open_page: Open) -> None:
         page.get_by_role("button", name="SVG", exact=True).click()
     drawn = ElementTree.parse(download.value.path()).getroot()
     images = list(drawn.iter("{http://www.w3.org/2000/svg}image"))
-    assert len(images) == 4 * 43
+    assert len(images) == 4 * 43 + 2  # and the legends
     ends = [float(one.attrib["x"]) + float(one.attrib["width"]) for one in images]
     assert 590 < max(ends) < float(drawn.attrib["width"])  # all of them, also what was out of sight
     assert min(float(one.attrib["x"]) for one in images) > 0
@@ -95,7 +95,7 @@ def test_a_sentence_about_tokens_from_the_right_keeps_its_order(open_page: Open)
     page.locator(".ns-matrix").hover()
     tip = page.get_by_role("tooltip").locator("div").first
     said = tip.inner_text().replace("\u2068", "").replace("\u2069", "")
-    query, key = said.split(" takes from ")
+    key, query = said.removeprefix("from ").split(" to ")
     assert {query, key} < set(words)
     places = page.evaluate(
         """(parts) => {
@@ -110,7 +110,7 @@ def test_a_sentence_about_tokens_from_the_right_keeps_its_order(open_page: Open)
                 return [left, right];
             });
         }""",
-        [query, "takes", "from", key],
+        ["from", key, "to", query],
     )
     for before, after in pairwise(places):
         assert before[1] <= after[0] + 1
@@ -150,7 +150,7 @@ def test_the_layer_is_dragged(open_page: Open, how: str) -> None:
     assert seen == sorted(seen)
     assert len(set(seen)) == 4
     expect(slider).to_have_value("11")
-    expect(page.locator(".ns-slider span")).to_have_text("11 of 11")
+    expect(page.locator(".ns-slider span")).to_have_text("11 (0–11)")
 
 
 def test_controls_keep_their_elements(open_page: Open) -> None:
@@ -250,7 +250,7 @@ def test_on_paper_it_is_light_named_and_drawn_anew(open_page: Open, theme: str) 
     words = [f"word{at}" * (1 + at % 2) for at in range(24)]
     made = pages.results(pages.tokens_of(words), layers=6)
     page = open_page(made, f"#map=attn_n&layer=2&head=3&query=5&theme={theme}")
-    named = page.get_by_text("norms · layer 2, head 3 · share of the row")
+    named = page.get_by_text("norms · layer 2, head 3 · shares of the row")
     expect(named).to_be_hidden()
     before = page.screenshot()
     page.emulate_media(media="print")

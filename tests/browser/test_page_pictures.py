@@ -81,19 +81,24 @@ def test_tokens_of_a_picture_stay_in_their_places(
     chips = found["chips"]
     assert len(chips) == 3 * 2 * count  # those that the screen does not show, too
     assert max(one["over"] for one in chips) < 1.5  # no text leaves its box
-    assert {one["size"] for one in chips} == {"12" if count > 120 else "14"}
-    rows: dict[int, list[Any]] = {}
-    for one in chips:
-        rows.setdefault(round(one["top"]), []).append(one)
-    for row in rows.values():
-        assert all(apart(*two) for two in itertools.combinations(row, 2))
-    for upper, lower in itertools.pairwise(sorted(rows)):
-        assert max(one["bottom"] for one in rows[upper]) <= lower + 1.5
+    assert {one["size"] for one in chips} == {"12"}
+    for start in range(0, len(chips), 2 * count):
+        panel = chips[start : start + 2 * count]
+        rows: dict[int, list[Any]] = {}
+        for one in panel:
+            rows.setdefault(round(one["top"]), []).append(one)
+        for row in rows.values():
+            assert all(apart(*two) for two in itertools.combinations(row, 2))
+        for upper, lower in itertools.pairwise(sorted(rows)):
+            assert max(one["bottom"] for one in rows[upper]) <= lower + 1.5
     assert inside(found, chips)
     assert inside(found, found["texts"])
     signature = next(one for one in found["texts"] if one["text"].startswith("model:tiny"))
     assert signature["top"] > max(one["bottom"] for one in chips)
-    assert words(found).count("Taken from (keys)") == words(found).count("Takes (queries)") == 3
+    assert [
+        words(found).count(f"{side} these tokens ({name})")
+        for side, name in (("From", "keys"), ("To", "queries"))
+    ] == [3, 3]
 
 
 @pytest.mark.parametrize("width", [320, 1280])
@@ -143,26 +148,27 @@ def test_a_picture_says_what_it_shows_and_what_it_hides(
     share = pages.shares(made[1]["attn_n"].values)[1]
     page = open_page(made, "#view=matrix&map=attn_n&layer=1&query=4&key=2")
     shown = words(picture(page, chromium, tmp_path))
-    assert shown[:2] == ["norms · layer 1 · share of the row", "chosen: query “sat”, key “cat”"]
-    assert f"0 … {100 * share.max():.1f} %" in shown
-    assert {"Taken from (keys)", "Takes (queries)", *pages.TEXTS} <= set(shown)
+    said = f'In layer 1, the contribution to "sat" from "cat": {100 * share[4, 2]:.0f}% of what is'
+    assert " ".join(shown).startswith(said)
+    assert {"norms · layer 1 · shares of the row", "chosen: query “sat”, key “cat”"} <= set(shown)
+    assert f"0 … {100 * share.max():.1f}%" in shown
+    assert {"From these tokens (keys)", "To these tokens (queries)", *pages.TEXTS} <= set(shown)
     page.get_by_label("special tokens").check()
     page.get_by_label("the token itself").check()
     page.get_by_role("tab", name="Tokens").click()
     page.locator(".ns-keys .ns-token").nth(1).click()
     shown = words(picture(page, chromium, tmp_path))
-    assert shown[1] == (
-        "chosen: key “cat” · special tokens are hidden · the token itself is hidden"
-    )
+    hides = "special tokens are hidden · the token itself is hidden"
+    assert f"chosen: key “cat” · {hides}" in shown
     strongest = 100 * max(share[at, 2] for at in range(1, 9) if at != 2)
     digits = 1 if strongest >= 9.995 else 2
-    assert f"0 … {strongest:.{digits}f} %" in shown
+    assert f"0 … {strongest:.{digits}f}%" in shown
     assert "[CLS]" not in shown
     page.get_by_label("Compare with").select_option("weights")
     page.get_by_role("tab", name="Overview").click()
     shown = words(picture(page, chromium, tmp_path))
-    assert shown[0] == "all layers · by map and by head · share of the row"
-    assert shown[1] == "special tokens are hidden · the token itself is hidden"
+    assert shown[0] == "all layers · by map and by head · shares of the row"
+    assert shown[1] == hides
     assert not any("−" in one for one in shown)  # a difference is not among the pictures
     page = open_page(pages.results(pages.tokens_of(["one"])), "#view=matrix&map=attn_w&vs=attn_n")
     found = picture(page, chromium, tmp_path)
@@ -187,7 +193,7 @@ def test_a_matrix_names_its_axes_and_its_tokens(open_page: Open, count: int) -> 
     )
     page.keyboard.press("l")
     written: list[str] = page.evaluate("window.written")
-    for axis in ("Taken from (keys)", "Takes (queries)"):
+    for axis in ("From these tokens (keys)", "To these tokens (queries)"):
         assert written.count(axis) == 3
     named = [one for one in written if one.startswith("word")]
     assert len(set(named)) >= 10

@@ -13,7 +13,6 @@ import torch
 from normscope import align
 from normscope.alignment.aer import score
 from normscope.alignment.files import read_links
-from normscope.cli import align as command_line
 from normscope.models.architectures import tiny_model
 from tests.helpers.commands import fail, succeed
 from tests.helpers.tiny import tokenizer
@@ -49,7 +48,7 @@ def test_links_on_standard_output(model: str, texts: tuple[str, ...]) -> None:
     )
     assert f"chosen: {expected.choices[0]}" in done.stderr
     assert "normscope: 1 pair with an empty side: no links" in done.stderr
-    assert expected.signature in done.stderr
+    assert expected.signature in succeed("align", "--model", model, *texts, "--signature").stderr
 
 
 @pytest.mark.parametrize("name", ["links.pharaoh", "links.talp", "links.jsonl"])
@@ -156,7 +155,7 @@ def test_one_sentence_is_printed_as_word_pairs(model: str) -> None:
     )
     assert expected[0].source == ("the", "cats", "sat", ".")
     assert done.stdout == f"{expected[0]}\n"
-    assert done.stderr.splitlines() == [expected.signature]
+    assert expected.signature.split("|")[0].removeprefix("model:") in done.stderr
     spaced = succeed("align", "--model", model, *PAIR, *how, "--words", "space").stdout
     assert spaced.startswith("the cats sat.\nCats sat!\n")
     guess = succeed("align", "--model", model, *PAIR).stderr
@@ -249,13 +248,22 @@ def test_wrong_sentences_are_refused_before_a_model_is_loaded(
     assert message in fail("align", "--model", "none/such", *given)
 
 
-def test_the_signature_is_one_line_in_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], model: str
-) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    arguments = command_line.AlignArguments(text="cats", target_text="cats", model=model)
-    pairs = align("cats", "cats", model, layer=0, head=0, reading="awo")
-    command_line._print_report(pairs, arguments)
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert len(line) == 79
-    assert pairs.signature.startswith(line.removesuffix("…"))
+def test_the_signature_is_one_short_line_unless_it_is_asked_for(model: str) -> None:
+    how = ["--layer", "0", "--head", "0", "--reading", "awo"]
+    short = succeed("align", "--model", model, *PAIR, *how).stderr.splitlines()
+    assert len(short) == 1
+    assert short[0].startswith("signature  tiny-bart, weights ")
+    assert len(short[0]) <= 80
+    whole = succeed("align", "--model", model, *PAIR, *how, "--signature").stderr
+    assert "|choice:0.0.awo|" in whole
+
+
+def test_the_page_is_opened(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    done = succeed("align", "--model", model, *PAIR, "--open")
+    assert done.stdout == ""
+    assert opened[0].endswith("page.html")
+    assert "ns-wire" in Path(opened[0].removeprefix("file://")).read_text(encoding="utf-8")
+    message = fail("align", "--model", model, *PAIR, "--open", "-o", "a.png")
+    assert "--open shows a page, but --output is 'a.png'" in message

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import webbrowser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from normscope.results import files
 from normscope.results.formats import check_output
 from normscope.show import terminal
 from normscope.show.wording import short_signature
-from tests.helpers.commands import CAT, fail, rows_of, save_tiny_model, succeed
+from tests.helpers.commands import CAT, addresses, fail, rows_of, save_tiny_model, succeed
 from tests.helpers.tiny import tokenizer
 
 PAIR = ("Anna baked a cake, and Tom ate most of it.", "She was not angry, because he had eaten.")
@@ -467,8 +466,7 @@ def test_words_are_merged_everywhere(tmp_path: Path) -> None:
 
 
 def test_the_page_is_opened(bert: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda address: opened.append(address) or True)
+    opened = addresses(monkeypatch)
     page = tmp_path / "cat.html"
     succeed("analyze", CAT, "--model", bert, "--open", "--output", str(page))
     assert opened == [page.as_uri()]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.attributions import attribution
-from tests.helpers.commands import run
+from tests.helpers.commands import addresses, run
 
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +32,31 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert done.exit_code == 2
         assert done.stderr.startswith("normscope: error: ")
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cat.json", "view reads .safetensors files, which analyze and attribute write: write it"),
+        ("cat.csv", "with --output cat.safetensors"),
+        ("cat.html", "is a page already: open it in a browser"),
+        ("none.safetensors", "there is no file"),
+    ],
+)
+def test_other_files_are_refused_with_advice(name: str, message: str) -> None:
+    done = run("view", name)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_without_an_output_the_page_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = addresses(monkeypatch)
+    attribution().save(tmp_path / "keys.safetensors")
+    done = run("view", str(tmp_path / "keys.safetensors"))
+    assert done.exit_code == 0
+    assert opened == [Path(done.stdout.strip()).as_uri()]
 
 
 def test_a_saved_attribution_is_viewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from normscope.corpus.work import CorpusWorker
 from normscope.errors import ExactnessError, InputError
 from normscope.measures.statistics import Row
 from tests.helpers.corpora import QuickMeasurer
@@ -52,3 +53,18 @@ def test_many_bad_rows_are_counted_and_the_first_listed(folder: Path, tmp_path: 
         InputError, match=r"of 50 rows none could be used; the first: a.txt, line 1"
     ):
         run(folder, data=file)
+
+
+def test_progress_is_reported_after_every_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    whole = CorpusWorker.run
+
+    def counted(self: Any, block: Any, done: Any = int) -> Any:
+        return whole(self, block, steps.append)
+
+    monkeypatch.setattr(CorpusWorker, "run", counted)
+    result = run(folder, block_rows=1000, batch_tokens=64)
+    assert sum(steps) == result.counts["rows"]  # bad rows count as well
+    assert max(steps) < result.counts["rows"] / 3

@@ -6,9 +6,11 @@ import os
 import re
 import subprocess
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from normscope.cli.app import app
@@ -51,6 +53,18 @@ def spawn(*arguments: str, **environment: str) -> subprocess.CompletedProcess[by
     variables.pop("COLUMNS", None)
     command = [sys.executable, "-m", "normscope", *arguments]
     return subprocess.run(command, env=variables, capture_output=True, check=False)
+
+
+def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Keep the browser closed, and return the list of the addresses that it is asked to open."""
+    opened: list[str] = []
+
+    def keep(address: str) -> bool:
+        opened.append(address)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", keep)
+    return opened
 
 
 def save_tiny_model(family: str, folder: Path) -> str:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from normscope.alignment.api import Alignment
 from normscope.alignment.links import Links
+from normscope.alignment.result import Alignment
 from normscope.errors import InputError
 from normscope.show.plots.style import (
     brief,

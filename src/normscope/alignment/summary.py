@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,15 +52,15 @@ class Totals:
 def totals(pairs: Sequence[Alignment]) -> Totals:
     """Count the words and links of some pairs, and compare them with their gold links."""
     scores = [score for pair in pairs for score in pair.links.scores.values()]
-    return Totals(
+    total = Totals(
         len(pairs),
         sum(len({target for _, target in pair.links}) for pair in pairs),
         sum(len(pair.target) for pair in pairs),
         sum(len(pair.links) for pair in pairs),
         float(np.mean(scores)) if scores else None,
         _best(pairs[0]) if len(pairs) == 1 else None,
-        **_against_gold(pairs),
     )
+    return _against_gold(total, pairs)
 
 
 def _best(pair: Alignment) -> tuple[str, str, float] | None:
@@ -72,20 +72,20 @@ def _best(pair: Alignment) -> tuple[str, str, float] | None:
     return source, target, float(score or 0.0)
 
 
-def _against_gold(pairs: Sequence[Alignment]) -> Mapping[str, object]:
+def _against_gold(total: Totals, pairs: Sequence[Alignment]) -> Totals:
+    """Return the counts with those of gold links, if there are any sure ones."""
     gold = [(pair.gold, pair.links) for pair in pairs if pair.gold is not None]
-    if not gold:
-        return {}
     counts = counts_of([truth for truth, _ in gold], [links for _, links in gold]).sum(axis=0)
     links, sure, _, sure_hits, possible_hits = (int(count) for count in counts)
     if not sure:
-        return {}
+        return total
     precision, recall, rate, _ = measures(counts[None])[0].tolist()
-    return {
-        "rates": (rate, recall, 1 - precision if links else 0.0),
-        "found": (sure_hits, sure),
-        "wrong": links - possible_hits,
-    }
+    return replace(
+        total,
+        rates=(rate, recall, 1 - precision if links else 0.0),
+        found=(sure_hits, sure),
+        wrong=links - possible_hits,
+    )
 
 
 def headline(pairs: Sequence[Alignment]) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from normscope.alignment.aer import Score
 
 Lengths = tuple[list[int] | None, list[int] | None]  # words per sentence: source, target
+WIDE = 90  # columns that a table needs beside the names
 COLUMNS = {"aer": "AER", "precision": "precision", "recall": "recall", "f1": "F1"}
 
 
@@ -121,17 +122,24 @@ def _to_dict(score: Score) -> dict[str, Any]:
 
 
 def print_scores(scores: dict[str, Score], stream: TextIO) -> None:
-    """Print a table of the measures with their intervals, then the counts."""
+    """Print a table of the measures with their intervals, then the counts.
+
+    On a narrow terminal, the intervals are below the values.
+    """
     from rich.table import Table
 
+    longest = max(len(name) for name in scores)
+    console = plain_console(file=stream)
+    narrow = console.is_terminal and console.width < WIDE + longest
+
     table = Table(box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=not narrow, overflow="fold")
     for title in COLUMNS.values():
         table.add_column(title, justify="right", no_wrap=True)
     for name, score in scores.items():
-        table.add_row(name, *(_percent(score, measure) for measure in COLUMNS))
-    width = 90 + max(len(name) for name in scores)  # wide enough for any name
-    plain_console(file=stream, width=width).print(table)
+        cells = [_percent(score, measure) for measure in COLUMNS]
+        table.add_row(name, *(cell.replace(" [", "\n[") if narrow else cell for cell in cells))
+    console.print(table, width=None if narrow else WIDE + longest, crop=False)
     for name, score in scores.items():
         counts = score.counts
         print(

@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from normscope.alignment.options import EFLOMAL, AlignOptions
 from normscope.cli.aer import print_scores, score_file
 from normscope.cli.options import OUTPUT, CommandArguments, CommonOptions, command, option, shared
-from normscope.cli.output import PICTURES, note, save_figure
+from normscope.cli.output import (
+    PICTURES,
+    check_page,
+    note,
+    open_in_browser,
+    print_signature,
+    save_figure,
+    temporary_page,
+)
 from normscope.cli.status import working
 from normscope.errors import InputError
 
 if TYPE_CHECKING:
-    from normscope.alignment.api import Alignments
+    from normscope.alignment.result import Alignments
 
 
 PAGES = (".html", ".htm")
 TEXT_WORDS, FILE_WORDS = "punctuation", "space"  # how words are split by default
-COLUMNS = 79  # of a signature in the terminal
+PRINTING = ("output", "pairs", "open_page", "whole_signature")  # not for `normscope.align`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,14 @@ class AlignmentArguments(CommandArguments):
         metavar="FILE",
     )
     pairs: bool = option(False, help="Print the word pairs of files, too, instead of Pharaoh.")
+    open_page: bool = option(
+        False,
+        names=("--open",),
+        help="Open the interactive page in the browser; without --output, it is a temporary file.",
+    )
+    whole_signature: bool = option(
+        False, names=("--signature",), help="Print the whole signature, in one long line."
+    )
 
     @property
     def file(self) -> Path | None:
@@ -107,8 +123,8 @@ class AlignArguments(AlignmentArguments):
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.align` but for the two texts."""
         soft = self.keeps_matrices and self.method != EFLOMAL
-        without = ("text", "target_text", "source", "target", "compare", "output", "pairs")
-        return self.keywords(*without, words=self.splitting, soft=soft)
+        without = ("text", "target_text", "source", "target", "compare")
+        return self.keywords(*without, *PRINTING, words=self.splitting, soft=soft)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,8 +140,17 @@ class TranslateAlignArguments(AlignmentArguments):
 
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.translate_align` but for the text."""
-        without = ("text", "source", "translation", "output", "pairs")
-        return self.keywords(*without, words=self.splitting, soft=self.keeps_matrices)
+        return self.keywords(
+            "text",
+            "source",
+            "translation",
+            *PRINTING,
+            words=self.splitting,
+            soft=self.keeps_matrices,
+        )
+
+
+Given = TypeVar("Given", AlignArguments, TranslateAlignArguments)
 
 
 @command
@@ -154,6 +179,7 @@ def align(arguments: AlignArguments) -> None:
     if arguments.compare and arguments.gold is None:
         raise InputError("--compare needs gold links to score against: give --gold too")
     source, target = _sentence_pairs(arguments)
+    arguments = _with_page(arguments)
     _check_output(arguments, len(source))
     with working("the model"):
         alignments = normscope.align(source, target, **arguments.for_python())
@@ -179,6 +205,7 @@ def translate_align(arguments: TranslateAlignArguments) -> None:
     from normscope.foundation.files import whole_file
 
     source = _sentences(arguments)
+    arguments = _with_page(arguments)
     _check_output(arguments, len(source))
     with working("the model"):
         alignments = normscope.translate_align(source, **arguments.for_python())
@@ -227,6 +254,16 @@ def _sentence_pairs(arguments: AlignArguments) -> tuple[list[str], list[str]]:
             f"{len(target)}: each line must be the translation of the same line of the other file"
         )
     return source, target
+
+
+def _with_page(arguments: Given) -> Given:
+    """Return arguments with a temporary page as output, if --open has no other."""
+    if not arguments.open_page:
+        return arguments
+    check_page(None if arguments.output is None else str(arguments.output))
+    if arguments.output is None:
+        return replace(arguments, output=Path(temporary_page()))
+    return arguments
 
 
 def _split_at_tabs(lines: list[str]) -> tuple[list[str], list[str]]:
@@ -354,10 +391,9 @@ def _print_report(alignments: Alignments, arguments: AlignmentArguments) -> None
             note(f"{count} {noun}{'s' * (count > 1)} {reason}")
     if arguments.file is not None:
         print(f"wrote {arguments.file}", file=sys.stderr)
-    signature = alignments.signature
-    if sys.stderr.isatty() and len(signature) > COLUMNS:  # a log gets the whole signature
-        signature = signature[: COLUMNS - 1] + "…"
-    print(signature, file=sys.stderr)
+    print_signature(alignments.signature, "--signature", whole=arguments.whole_signature)
+    if arguments.open_page and arguments.file is not None:
+        open_in_browser(arguments.file)
 
 
 def _print_scores(alignments: Alignments, arguments: AlignArguments) -> None:

@@ -111,7 +111,7 @@ def root(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """See what really moves inside a Transformer.
+    """See what contributes to what inside a Transformer.
 
     An attention head outputs a sum of vectors α·f(x). The weight α alone does not show how much a
     token contributes: f(x) may be short or long. normscope measures the vectors themselves,
@@ -120,10 +120,11 @@ def root(
     \b
     Examples:
       normscope demo
-      normscope analyze --text "The cat sat on the mat."
-      normscope analyze --model gpt2 --text "The cat sat." --output cat.png
-      normscope analyze --model ./my-model --text "The cat sat." --output cat.html
-      normscope attribute --text "The keys to the cabinet" --answer " are" --foil " is"
+      normscope analyze "The cat sat on the mat."
+      normscope analyze "The cat sat." --open
+      normscope analyze "The cat sat." --model gpt2 --output cat.png
+      normscope analyze "The cat sat." --model ./my-model --output cat.html
+      normscope attribute "The keys to the cabinet" --answer " are" --foil " is"
       normscope corpus --data wiki.txt --output wiki
       normscope align --source text.de --target text.en
       normscope serve

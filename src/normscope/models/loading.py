@@ -106,7 +106,8 @@ def _load(
     location, commit = source.location, source.commit
     if dtype == "auto" and source.cpu_dtype is not None and device.type == "cpu":
         dtype = _dtype_of(source.cpu_dtype)
-    stage(f"loading {Path(source.label).name}")
+    name = Path(source.label).name
+    stage(f"loading {'the model' if name == 'model' else name}")
     model: Any
     reader: PreTrainedTokenizerBase | None = None
     if source.gguf:

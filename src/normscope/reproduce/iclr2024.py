@@ -123,7 +123,8 @@ EXHIBITS = (
         "Pairs of tokens whose contribution the feed-forward increases most",
         "The 1,000 cells (from key to query) of each layer whose norm grows most in the sample, "
         "from the attention block to after the feed-forward, counted by their tokens; "
-        f"{_BIAS}. The table shows the first {TOP} of each layer",
+        f"{_BIAS}. The table "
+        f"shows the first {TOP} of each layer",
         _pairs,
         lambda m: titled(
             plots.amplified(m["amplification_pairs"], top=TOP),

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from normscope.errors import MissingExtraError
-from normscope.show.page.document import asset, code
+from normscope.show.page.document import code, style
 from normscope.show.page.encode import Viewable, payload
 
 
@@ -27,7 +27,7 @@ def widget(result: Viewable) -> Any:
         """A widget that carries its code and style; the data is JSON and never executed."""
 
         _esm = code("widget", content["format"])
-        _css = asset("viewer.css")
+        _css = style(content["format"])
         data = traitlets.Unicode().tag(sync=True)
 
     return Viewer(data=json.dumps(content))

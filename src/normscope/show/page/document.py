@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from importlib.resources import files
 from typing import Any, Protocol, runtime_checkable
 
 from normscope.foundation.files import check_file, whole_file
 from normscope.results.arrays import printable
-from normscope.show import html
+from normscope.show import html, palette
 from normscope.show.page.encode import FORMAT as MAPS
 from normscope.show.page.encode import Viewable, payload
 from normscope.show.page.shares import FORMAT as SHARES
@@ -18,13 +20,18 @@ LINKS = "normscope.links"  # pages of alignments, whose data `normscope.alignmen
 # The modules of each kind of page, in the order in which they are joined into one script.
 MODULES = {
     MAPS: (
-        *("text", "data", "colour", "forms", "state", "fields", "tokens", "matrix", "overview"),
-        *("side", "export", "controls", "viewer"),
+        *("text", "data", "colour", "forms", "state", "fields", "headline", "scale", "heads"),
+        *("tokens", "zoom", "matrix", "preview", "overview", "story", "side", "export"),
+        *("controls", "viewer"),
     ),
     SHARES: ("text", "data", "colour", "forms", "sums", "passage", "strips", "shares"),
     LINKS: ("text", "forms", "linkdata", "linkpair", "linklist", "links"),
 }
 STYLES = {LINKS: ("links.css",)}  # beside viewer.css
+# Comments that fill a line, or follow a statement.
+_COMMENTS = re.compile(
+    r"^ *(//[^\n]*|/\*(?:(?!\*/).)*\*/)\n|(?<=[;,{]) // [^\n]*", re.MULTILINE | re.DOTALL
+)
 TITLE_LENGTH = 60  # characters of the text in the title
 
 _BODY = """\
@@ -53,7 +60,7 @@ def page_of(data: dict[str, Any]) -> str:
     return html.document(
         title(data),
         html.render(_BODY, data=data),
-        style="".join(map(asset, ("viewer.css", *STYLES.get(data["format"], ())))),
+        style=style(data["format"]),
         script="(() => {\n" + code("page", data["format"]) + "})();\n",
     )
 
@@ -68,12 +75,40 @@ def write(result: Viewable | WithPage, path: str | os.PathLike[str]) -> None:
 
 def code(start: str, kind: str = MAPS) -> str:
     """Return the JavaScript of a kind of page, ending with what starts it: page or widget."""
-    return '"use strict";\n' + "".join(asset(f"js/{name}.js") for name in (*MODULES[kind], start))
+    modules = "".join(asset(f"js/{name}.js") for name in (*MODULES[kind], start))
+    return f'"use strict";\nconst COLOURS = {json.dumps(_colours())};\n{modules}'
+
+
+def style(kind: str = MAPS) -> str:
+    """Return the stylesheet of a kind of page, with the colours of the palette as variables."""
+    light, dark = (palette.css_variables(theme) for theme in ("light", "dark"))
+    return (
+        f".normscope {{ {light} }}\n"
+        f'.normscope[data-theme="dark"] {{ {dark} }}\n'
+        f"html:has(> body > main.normscope) {{ --page-light: {palette.INKS['light']['ground']}; "
+        f"--page-dark: {palette.INKS['dark']['ground']}; }}\n"
+    ) + "".join(map(asset, ("viewer.css", *STYLES.get(kind, ()))))
+
+
+def _colours() -> dict[str, Any]:
+    """Return the ramps and categories of both themes."""
+    return {
+        theme: {
+            "up": palette.SEQUENTIAL[theme],
+            "difference": palette.DIVERGING[theme],
+            "categories": categories,
+        }
+        for theme, categories in (
+            ("light", palette.CATEGORIES),
+            ("dark", palette.CATEGORIES_DARK),
+        )
+    }
 
 
 def asset(name: str) -> str:
-    """Return the text of a file beside this module."""
-    return (files("normscope.show.page") / name).read_text(encoding="utf-8")
+    """Return the text of a file beside this module, without its comments."""
+    text = (files("normscope.show.page") / name).read_text(encoding="utf-8")
+    return _COMMENTS.sub("", text)
 
 
 def title(data: dict[str, Any]) -> str:

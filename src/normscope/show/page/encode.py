@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,13 @@ from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray
 from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
+from normscope.show.headline import PLACES, most_different, whole
 from normscope.show.page.shares import clean, plain_tokens, shares_payload
 from normscope.show.page.slabs import Slabs
 from normscope.show.wording import describe
 from normscope.text.tokens import Tokens
 
-FORMAT, VERSION = "normscope.page", 3
+FORMAT, VERSION = "normscope.page", 4
 
 # What a page can show: one result, or several of the same text, which are shown together.
 Viewable = Contributions | Attribution | Sequence[Contributions | Attribution]
@@ -54,6 +56,7 @@ def payload(result: Viewable) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "pair": [WEIGHTS, NORMS],  # the two maps that the page compares when it opens
+        "opening": asdict(most_different(results)),  # where they differ most
         "signatures": signatures,
         "tokens": [plain_tokens(tokens) for tokens in numbers],
         "parts": parts,
@@ -117,6 +120,7 @@ def _part(
     _add_mean_of_weights(maps, slabs)
     return {
         "name": name,
+        "place": PLACES.get(name, name),
         "tokens": numbers.setdefault(first.tokens, len(numbers)),
         "keys": numbers.setdefault(first.key_tokens, len(numbers)),
         "layers": list(layers),
@@ -145,6 +149,7 @@ def _words(name: str, **kind: bool) -> dict[str, str]:
         "formula": scope.formula,
         "meaning": scope.meaning,
         "unit": scope.unit,
+        "whole": whole(name),
     }
 
 

@@ -7,13 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from normscope.errors import InputError
-from normscope.show.palette import CATEGORIES, INKS
-from normscope.show.plots.style import brief, figure, letters, wrap
+from normscope.show.plots.style import brief, colour, figure, ink, letters, set_title, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Link = tuple[int, int]
 
 LETTER = 0.085  # inches of a letter at the size of the words
 GAP = 0.2  # inches between two words of a row
@@ -24,13 +21,13 @@ WIDEST = 9.0  # inches: longer sentences are drawn as columns
 NARROWEST = 3.4
 THINNEST, THICKEST = 0.8, 4.2  # points of a line of score 0 and 1
 FAINTEST = 0.3  # opacity of a line of score 0
-INK, MUTED = INKS["light"]["ink"], INKS["light"]["muted"]
-# Colour and dashes of links by how they compare with gold links; without gold, all are "sure".
-STYLES: Mapping[str, tuple[str, str, str]] = {
-    "sure": (CATEGORIES[0], "-", "sure, found"),
-    "possible": (CATEGORIES[5], "-", "possible, found"),
-    "wrong": (CATEGORIES[1], "-", "wrong"),
-    "missing": (INK, ":", "sure, missing"),
+# Number of the colour (None: that of text), dashes and label of links by how they compare with gold
+# links; without gold, all are "sure".
+STYLES: Mapping[str, tuple[int | None, Any, str]] = {
+    "sure": (0, "-", "sure, found"),
+    "possible": (5, "-", "possible, found"),
+    "wrong": (1, "-", "wrong"),
+    "missing": (None, ":", "sure, missing"),
 }
 
 
@@ -39,10 +36,10 @@ class GoldLinks(Protocol):
     """Sure links, and possible ones, the sure among them."""
 
     @property
-    def sure(self) -> frozenset[Link]: ...
+    def sure(self) -> frozenset[tuple[int, int]]: ...
 
     @property
-    def possible(self) -> frozenset[Link]: ...
+    def possible(self) -> frozenset[tuple[int, int]]: ...
 
 
 @runtime_checkable
@@ -65,6 +62,7 @@ class LinkedPair(Protocol):
     def headline(self) -> str: ...
 
 
+@styled
 def alignment(alignment: LinkedPair, gold: GoldLinks | None = None, ax: Axes | None = None) -> Axes:
     """Draw two sentences and a line for every link; the stronger the line, the higher its score.
 
@@ -96,15 +94,13 @@ def alignment(alignment: LinkedPair, gold: GoldLinks | None = None, ax: Axes | N
     linked = [{link[side] for link in alignment.links.possible} for side in (0, 1)]
     _draw_words(ax, names, places, linked, vertical=vertical)
     _frame(ax, names, places, vertical=vertical)
-    title = ax.set_title("", fontsize=10, loc="left", color=INK)
-    title.update({"parse_math": False, "text": alignment.headline if gold is None else ""})
-    wrap(title, ax.get_window_extent().width / ax.figure.dpi)
+    set_title(ax, alignment.headline if gold is None else "")
     if truth is not None:
         _legend(ax, set(marks.values()))
     return ax
 
 
-def _marks(links: Any, gold: GoldLinks | None) -> dict[Link, str]:
+def _marks(links: Any, gold: GoldLinks | None) -> dict[tuple[int, int], str]:
     """Return the entry of STYLES for each link, and for each missing one."""
     if gold is None:
         return dict.fromkeys(sorted(links.possible), "sure")
@@ -142,8 +138,8 @@ def _leftwards(words: Iterable[str]) -> bool:
 
 def _draw_links(
     ax: Axes,
-    marks: Mapping[Link, str],
-    scores: Mapping[Link, float],
+    marks: Mapping[tuple[int, int], str],
+    scores: Mapping[tuple[int, int], float],
     places: Sequence[Sequence[float]],
     *,
     vertical: bool,
@@ -156,7 +152,7 @@ def _draw_links(
     distance = COLUMNS if vertical else SPAN
     margin = 0.08 if vertical else 0.17  # between a word and its lines
     for link in sorted(marks, key=lambda link: scores.get(link, 1.0)):
-        colour, dashes, _ = STYLES[marks[link]]
+        number, dashes, _ = STYLES[marks[link]]
         first, last = places[0][link[0]], places[1][link[1]]
         across = [margin, 0.5 * distance, 0.5 * distance, distance - margin]
         along = [first, first, last, last]
@@ -168,7 +164,7 @@ def _draw_links(
         patch = PathPatch(
             Path(points, codes),
             fill=False,
-            edgecolor=colour,
+            edgecolor=_colour(number),
             linestyle=dashes,
             linewidth=1.3 if missing else THINNEST + (THICKEST - THINNEST) * score,
             alpha=0.8 if missing else FAINTEST + (1 - FAINTEST) * score,
@@ -176,6 +172,10 @@ def _draw_links(
             gid=f"link-{link[0]}-{link[1]}",
         )
         ax.add_patch(patch)
+
+
+def _colour(number: int | None) -> str:
+    return ink("ink") if number is None else colour(number)
 
 
 def _draw_words(
@@ -197,7 +197,7 @@ def _draw_words(
                 ha=("left" if side else "right") if vertical else "center",
                 va="center",
                 fontsize=10,
-                color=INK if index in linked[side] else MUTED,
+                color=ink("ink" if index in linked[side] else "muted"),
                 style="normal" if index in linked[side] else "italic",
                 parse_math=False,
                 usetex=False,
@@ -226,10 +226,10 @@ def _legend(ax: Axes, shown: set[str]) -> None:
     from matplotlib.lines import Line2D
 
     lines = [
-        Line2D([], [], color=colour, linestyle=dashes, linewidth=2.2, label=label)
-        for name, (colour, dashes, label) in STYLES.items()
+        Line2D([], [], color=_colour(number), linestyle=dashes, linewidth=2.2, label=label)
+        for name, (number, dashes, label) in STYLES.items()
         if name in shown
     ]
     if lines:
         place: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0), "frameon": False}
-        ax.legend(handles=lines, ncols=len(lines), fontsize=8.5, labelcolor=INK, **place)
+        ax.legend(handles=lines, ncols=len(lines), **place)

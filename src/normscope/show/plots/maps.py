@@ -45,7 +45,7 @@ BAR = 0.8  # a colour bar with its label
 SHARE_LABEL = "share of each query's total"
 
 # Sizes of `scopes`, in inches.
-SMALL_CELL = 0.15
+SMALL_CELL = 0.13
 SMALL_PANEL = 8.0
 SMALL_TITLE_WIDTH = 1.3
 READABLE = 4.5  # points: the smallest font of a label

@@ -33,7 +33,7 @@ from normscope.show.wording import category_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
@@ -147,17 +147,17 @@ def colour(number: int) -> str:
     return colours[number % len(colours)]
 
 
-def sequential(*, reverse: bool = False) -> LinearSegmentedColormap:
+def sequential(*, reverse: bool = False) -> Colormap:
     """Return the colours from nothing to the largest value; `reverse` gives zero the darkest."""
     return _colour_map("normscope", SEQUENTIAL[_theme.get()], reverse=reverse)
 
 
-def diverging() -> LinearSegmentedColormap:
+def diverging() -> Colormap:
     """Return the colours from the most negative value over zero to the most positive."""
     return _colour_map("normscope-diverging", DIVERGING[_theme.get()], reverse=False)
 
 
-def _colour_map(name: str, colours: Sequence[str], *, reverse: bool) -> LinearSegmentedColormap:
+def _colour_map(name: str, colours: Sequence[str], *, reverse: bool) -> Colormap:
     from matplotlib.colors import LinearSegmentedColormap
 
     ramp = LinearSegmentedColormap.from_list(name, colours[::-1] if reverse else colours)
@@ -179,7 +179,7 @@ def write_values(image: Any, decimals: int) -> None:
     """Write the value of every cell of an image into it, in the ink that is legible there."""
     from matplotlib.colors import to_hex
 
-    values = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
+    values: NDArray[Any] = np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), np.nan)
     for (row, column), value in np.ndenumerate(values):
         if np.isfinite(value):
             style: Any = {"ha": "center", "va": "center", "fontsize": 8}

@@ -1,15 +1,4 @@
-// Colours that differ mainly in lightness, so that they can be read without colour vision and in print.
-
-const RAMPS = {
-  light: {
-    up: ["#ffffff", "#d8e6fb", "#8db8f2", "#3f7de0", "#1b4fae", "#0b255f"],
-    difference: ["#7f3b08", "#c9660f", "#f2b163", "#ffffff", "#8db8f2", "#2a66cf", "#0b255f"],
-  },
-  dark: {
-    up: ["#191d27", "#1d3766", "#2a5fb8", "#5595ee", "#9cc8ff", "#eaf4ff"],
-    difference: ["#ffd9a8", "#f0953c", "#7d4715", "#191d27", "#1f4f9e", "#64a4f5", "#dcecff"],
-  },
-};
+// Colours from the palette, COLOURS: ramps that differ mainly in lightness, and categories for heads.
 
 function parse(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
@@ -34,21 +23,26 @@ function ramp(stops) {
 }
 
 const PALETTES = Object.fromEntries(
-  Object.entries(RAMPS).map(([theme, pair]) => [
+  Object.entries(COLOURS).map(([theme, { up, difference, categories }]) => [
     theme,
-    { up: ramp(pair.up), difference: ramp(pair.difference) },
+    { up: ramp(up), difference: ramp(difference), categories },
   ]),
 );
 
-/** The number of a value's colour, of 256: from 0 to max, or for a difference from −max to max. */
-function level(value, max, signed) {
+/**
+ * The number of a value's colour, of 256: from 0 to max, or for a difference from −max to max. With `root`
+ * colours follow the square root, so that small values can be seen beside a large one.
+ */
+function level(value, max, signed, root = false) {
   if (!(max > 0)) return signed ? 128 : 0;
-  const place = signed ? 127.5 + (127.5 * value) / max : (255 * value) / max;
+  let part = value / max;
+  if (root) part = Math.sign(part) * Math.sqrt(Math.abs(part));
+  const place = signed ? 127.5 + 127.5 * part : 255 * part;
   return Math.max(0, Math.min(255, Math.round(place)));
 }
 
 /** A picture of the cells, one pixel each; larger ones are pooled to at most `limit` pixels a side. */
-function cellsPicture(field, colours, max, limit = Infinity) {
+function cellsPicture(field, colours, max, { limit = Infinity, root = false } = {}) {
   const { values, rows, cols, width } = field; // rows and cols: the entries that are shown
   const signed = field.signed;
   const step = Math.max(1, Math.ceil(Math.max(rows.length, cols.length) / limit));
@@ -72,7 +66,7 @@ function cellsPicture(field, colours, max, limit = Infinity) {
             if (cell > value && !(field.own && rows[b] === cols[a])) value = cell;
           }
         }
-      const colour = level(value, max, signed) * 3;
+      const colour = level(value, max, signed, root) * 3;
       data[out] = bytes[colour];
       data[out + 1] = bytes[colour + 1];
       data[out + 2] = bytes[colour + 2];

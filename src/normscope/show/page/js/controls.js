@@ -1,5 +1,10 @@
 // The controls of the maps.
 
+/** A layer with the range that it is of: "4 (0–5)". */
+function layerRange({ layers }, layer) {
+  return layers.length > 1 ? `${layer} (${layers[0]}–${layers[layers.length - 1]})` : String(layer);
+}
+
 function controls(app) {
   const { kept, segmented, dropdown, tick, slider } = forms();
 
@@ -15,13 +20,24 @@ function controls(app) {
     return group;
   }
 
+  /** On a phone, the controls other than the layer are behind a button. */
+  function more() {
+    return kept("more", null, () => {
+      const button = make("button", {
+        type: "button", className: "ns-more", "aria-expanded": "false",
+        on: { click: () => button.setAttribute("aria-expanded", String(bar.element.classList.toggle("ns-open"))) },
+      }, "Settings");
+      return button;
+    });
+  }
+
   function layers() {
     const { part, state } = app;
     return slider("Layer", "layer", part.layers, part.layers.indexOf(state.layer), {
       choose: (layer) => app.set({ layer }),
       step: (by) => app.step("layer", by),
-      said: `${state.layer} of ${part.layers[part.layers.length - 1]}`,
-      spoken: `layer ${state.layer}`,
+      said: layerRange(part, state.layer),
+      spoken: `layer ${layerRange(part, state.layer)}`,
     });
   }
 
@@ -41,17 +57,38 @@ function controls(app) {
     list.push(dropdown("Compare with", "versus", [{ value: "", text: "nothing" },
       ...part.maps.filter((entry) => entry !== map).map((entry) => ({ value: entry.name, text: short(entry) }))], state.versus, (value) => app.set({ versus: value })));
     list.push(segmented("Numbers", "scale", [
-      { value: "share", text: "share", title: "share of what a token takes" }, { value: "absolute", text: "absolute", title: "the weight or the norm itself" },
+      { value: "share", text: "share", title: "shares of each row, in percent" }, { value: "absolute", text: "absolute", title: "the weight or the norm itself" },
     ], state.scale, (value) => app.set({ scale: value })));
     const unknown = !model.tokens[part.tokens].word;
     list.push(segmented("Tokens", "unit", [
       { value: false, text: "pieces", title: "the tokenizer’s pieces" }, { value: true, text: "words", title: "pieces of a word merged", off: unknown },
     ], state.words, (value) => app.set({ words: value })));
+    list.push(segmented("Colours", "colours", [
+      { value: false, text: "linear", title: "in proportion to the value" }, { value: true, text: "root", title: "by the square root, so that small values can be seen" },
+    ], app.rooted(), (value) => app.set({ root: value })));
     list.push(hiding());
+    list.push(more());
     return list;
   }
 
-  return controlBar(app, build);
+  const bar = controlBar(app, build);
+  return bar;
+}
+
+/** What belongs to one view: lines and heads of the token view, zoom of the matrix. */
+function viewTools(app) {
+  const made = forms();
+  const tools = controlBar(app, () => {
+    const { part, state } = app;
+    if (state.view === "overview") return [];
+    if (state.view === "matrix") return [zoomButtons(app, made)];
+    const names = { 0: isDense(app.fields[0]) ? `the ${STRONGEST} strongest` : "as fit", [ALL]: "all" };
+    const list = [made.dropdown("Lines", "lines", LINE_COUNTS.map((count) => ({ value: count, text: names[count] ?? `up to ${count}` })), state.lines, (value) => app.set({ lines: Number(value) }))];
+    if (headsOf(part, state).length > 1) list.push(headChips(app, made));
+    return list;
+  });
+  tools.element.className = "ns-viewtools";
+  return tools;
 }
 
 const KEYS = [
@@ -61,13 +98,16 @@ const KEYS = [
   ["m  M", "next map, previous map"],
   ["c", "compare with the next map"],
   ["p", "next part (encoder, decoder, cross)"],
-  ["n", "share of the row or absolute numbers"],
+  ["n", "shares of the row or absolute numbers"],
+  ["r", "colours in proportion or by the square root"],
   ["w", "words or pieces"],
   ["x", "hide or show special tokens"],
   ["d", "hide or show the token itself"],
   ["t", "dark or light"],
   ["← → ↑ ↓", "among tokens, or cells of the matrix"],
   ["Home End", "first and last token"],
+  ["+ − 0", "in the matrix: zoom in, zoom out, show the whole"],
+  ["⇧ arrows", "in the matrix: move the part that is shown"],
   ["Esc", "deselect the token"],
   ["?", "this list"],
 ];

@@ -16,7 +16,7 @@ async function inflate(bytes) {
 
 /** Return the data of a page with its arrays unpacked; each has a function that returns a slice. */
 async function unpack(data) {
-  if (data.format !== "normscope.page" || data.version !== 3)
+  if (data.format !== "normscope.page" || data.version !== 4)
     throw new Error("the data of this page has a format that its code cannot read");
   const slabs = [];
   for (const slab of data.slabs) {

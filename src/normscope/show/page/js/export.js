@@ -23,13 +23,13 @@ function enlarged(canvas) {
   return large.toDataURL("image/png");
 }
 
-/** The headline of a picture: what is shown, what is selected, and what is hidden. */
-function headline(app) {
+/** The lines above a picture: its sentence, what is shown, what is selected, and what is hidden. */
+function captionOf(app) {
   const { state, fields } = app;
   const overview = state.view === "overview";
   const names = overview ? "all layers" : fields.map((field) => field.variant.short).join("  |  ");
   const where = overview ? app.panels[0].ways().join(" and ") : `layer ${state.layer}${fields[0].label ? `, ${fields[0].label}` : ""}`;
-  const shown = [`${state.part ? `${state.part}: ` : ""}${names}`, where, state.scale === "share" ? "share of the row" : "absolute"];
+  const shown = [`${state.part ? `${state.part}: ` : ""}${names}`, where, state.scale === "share" ? "shares of the row" : "absolute"];
   const about = [];
   const widest = fields[fields.length - 1];
   const focus = overview ? null : app.focus();
@@ -42,7 +42,7 @@ function headline(app) {
   if (state.words) about.push("pieces merged into words");
   if (widest.rows.length < widest.queries.length || widest.cols.length < widest.keys.length) about.push("special tokens are hidden");
   if (widest.own) about.push("the token itself is hidden");
-  return { shown, about };
+  return { said: overview ? [] : [sentenceText(app)], shown, about };
 }
 
 /** The signatures of the results that are shown. */
@@ -51,6 +51,17 @@ function signaturesOf(app) {
     ? app.panels[0].panels().map(({ state }) => choose(app.part, state.map, state).variant)
     : app.fields.filter((field) => !field.signed).map((field) => field.variant);
   return [...new Set(variants.map((variant) => variant.signature))].map((at) => app.model.signatures[at]);
+}
+
+/** Break a sentence into lines between words. */
+function wordsInLines(sentences, fits) {
+  const lines = [];
+  for (const word of sentences.flatMap((text) => text.split(" "))) {
+    const longer = lines.length ? `${lines[lines.length - 1]} ${word}` : word;
+    if (lines.length && fits(longer)) lines[lines.length - 1] = longer;
+    else lines.push(word);
+  }
+  return lines;
 }
 
 /** Join pieces into as few lines as the width allows. */
@@ -82,11 +93,12 @@ function toSvg(app) {
     width = Math.max(width, x);
     height = Math.max(height, named + size.height);
   }
-  const { shown, about } = headline(app);
+  const { said, shown, about } = captionOf(app);
   let bottom = 8;
-  for (const [pieces, size, weight, fill] of [[shown, 15, 600, style.ink], [about, 12, 400, style.muted]]) {
+  for (const [pieces, size, weight, fill] of [[said, 17, 650, style.ink], [shown, 12, 600, style.muted], [about, 12, 400, style.muted]]) {
     context.font = `${weight} ${size}px ${app.font()}`;
-    for (const line of inLines(pieces, (text) => context.measureText(text).width <= width - 32))
+    const fits = (text) => context.measureText(text).width <= width - 32;
+    for (const line of pieces === said ? wordsInLines(said, fits) : inLines(pieces, fits))
       whole.append(svg("text", { x: 16, y: (bottom += size + 4), "font-size": size, "font-weight": weight, fill }, fitted(context, line, width - 32)));
   }
   bottom += 16;
@@ -134,8 +146,7 @@ function toCsv(app) {
     let text = csvLine(["layer", "head", "map", "largest", "query", "query_token", "key", "key_token"]);
     for (const { state: of, at, layer } of app.panels[0].panels()) {
       const field = fieldOf(app.model, app.part, of.map, at, of);
-      let best = [field.rows[0], field.cols[0]];
-      for (const i of field.rows) for (const j of field.cols) if (field.value(i, j) > field.value(...best)) best = [i, j];
+      const best = largestCell(field);
       text += csvLine([layer, of.head, of.map, digits(field.value(...best)), best[0], field.queries[best[0]].piece, best[1], field.keys[best[1]].piece]);
     }
     return text;

@@ -45,7 +45,7 @@ function finished(field) {
     }
   field.max = max;
   field.text = (value) =>
-    (field.signed && value > 0 ? "+" : "") + (field.share ? percent(value) : number(value));
+    field.share ? (field.signed ? points(value) : percent(value)) : (field.signed && value > 0 ? "+" : "") + number(value);
   return field;
 }
 
@@ -84,7 +84,7 @@ function fieldsOf(model, part, state) {
   return [first, second, differenceOf(model, part, layer, state, first, second)];
 }
 
-/** What the query in focus takes from each key, or each query from the key in focus; else means by key. */
+/** What each key contributes to the query in focus, or the key in focus to each query; without focus the mean by key. */
 function vectorOf(field, focus) {
   if (focus?.side === "query") return field.keys.map((_, key) => field.value(focus.index, key));
   if (focus?.side === "key") return field.queries.map((_, query) => field.value(query, focus.index));

@@ -81,15 +81,17 @@ function controlBar(app, build) {
     /** Show the state, and keep the focus on its control. */
     sync() {
       const active = bar.contains(app.active()) ? app.active() : null;
-      build().forEach((group, at) => {
+      const groups = build();
+      groups.forEach((group, at) => {
         const old = bar.children[at];
         if (!old) bar.append(group);
         else if (old !== group) old.replaceWith(group);
       });
+      while (bar.children.length > groups.length) bar.lastChild.remove();
       if (!active) return;
       const same = active.type === "radio" ? bar.querySelector(`input[name="${active.name}"]:checked`) : active;
-      const next = bar.contains(same) && !same.disabled ? same : bar.querySelector("input[type=range]") ?? bar.querySelector("input");
-      if (next !== app.active()) next.focus();
+      const next = bar.contains(same) && !same.disabled ? same : bar.querySelector("input[type=range]") ?? bar.querySelector("input, button:not(:disabled)");
+      if (next && next !== app.active()) next.focus();
     },
   };
 }

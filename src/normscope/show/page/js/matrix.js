@@ -16,6 +16,13 @@ function matrixPanel(app) {
   let field = null;
   let picture = null;
   let layout = null;
+  let end = 0; // of the scale
+  const place = () => {
+    if (!layout) arrange();
+    return layout;
+  };
+  const map = minimap(app, place);
+  canvas.after(map.element);
 
   const label = (entry) => visible(entry.text, 16);
 
@@ -32,16 +39,11 @@ function matrixPanel(app) {
     const top = AXIS + Math.min(room, longest(field.keys, field.cols) + 8);
     const high = Math.max(320, 0.8 * window.innerHeight - top); // the whole matrix fits the screen
     const cell = Math.max(0.25, Math.min(LARGEST_CELL, (wide - left - 2) / cols, Math.max(high / rows, named ? 13 : 0)));
-    const every = cell >= SMALLEST_LABEL - 1 ? 1 : Math.ceil((SMALLEST_LABEL + 2) / cell);
-    const size = Math.max(8, Math.min(every > 1 ? 10 : 13, Math.floor(every * cell * 0.75)));
-    context.font = `${size}px ${app.font()}`;
-    const names = (list, shown, space) => shown.map((at, place) => (place % every ? null : fitted(context, label(list[at]), space - AXIS - 6)));
-    const [queries, keys] = [names(field.queries, field.rows, left), names(field.keys, field.cols, top)];
     const words = sideNames(field);
     context.font = `600 11px ${app.font()}`;
     const word = (text) => Math.ceil(context.measureText(text).width);
     layout = {
-      left, top, cell, size, queries, keys, words,
+      left, top, cell, words, rows, cols, names: new Map(),
       width: Math.ceil(left + Math.max(cols * cell, word(words.key)) + 2), height: Math.ceil(top + Math.max(rows * cell, word(words.query)) + 2),
     };
     const ratio = window.devicePixelRatio || 1;
@@ -51,6 +53,21 @@ function matrixPanel(app) {
     canvas.style.height = `${layout.height}px`;
   }
 
+  /** The labels that fit cells of this size: of every token, or of every second, third, … */
+  function labels(cell) {
+    const { left, top, names } = layout;
+    const every = cell >= SMALLEST_LABEL - 1 ? 1 : Math.ceil((SMALLEST_LABEL + 2) / cell);
+    const size = Math.max(8, Math.min(every > 1 ? 10 : 13, Math.floor(every * cell * 0.75)));
+    const key = `${every}/${size}`;
+    if (!names.has(key)) {
+      const context = canvas.getContext("2d");
+      context.font = `${size}px ${app.font()}`;
+      const of = (list, shown, space) => shown.map((at, place) => (place % every ? null : fitted(context, label(list[at]), space - AXIS - 6)));
+      names.set(key, { size, queries: of(field.queries, field.rows, left), keys: of(field.keys, field.cols, top) });
+    }
+    return names.get(key);
+  }
+
   function marked() {
     const focus = app.focus();
     const y = focus?.query === null || focus?.query === undefined ? -1 : field.rows.indexOf(focus.query);
@@ -58,34 +75,57 @@ function matrixPanel(app) {
     return { x, y };
   }
 
-  function paint() {
+  function paint(max) {
     if (!layout) arrange();
-    const colours = field.signed ? app.palette().difference : app.palette().up;
-    if (!picture || picture.of !== field || picture.colours !== colours)
-      picture = { of: field, colours, canvas: cellsPicture(field, colours, field.max) };
+    end = max;
+    const colours = coloursOf(app, field);
+    const root = app.rooted();
+    if (!picture || picture.of !== field || picture.colours !== colours || picture.max !== max || picture.root !== root)
+      picture = { of: field, colours, max, root, canvas: cellsPicture(field, colours, max, { root }) };
+    scaleBar(app, legend, field, max);
     const context = canvas.getContext("2d");
     const ratio = window.devicePixelRatio || 1;
     const style = app.inks();
-    const { left, top, cell, size, queries, keys, words, width, height } = layout;
-    const [rows, cols] = [field.rows.length, field.cols.length];
+    const { left, top, words, width, height, rows, cols } = layout;
+    const { scale, x: firstColumn, y: firstRow } = app.view;
+    const cell = layout.cell * scale;
+    const [wide, high] = [cols * layout.cell, rows * layout.cell];
+    const { size, queries, keys } = labels(cell);
+    const across = (column) => left + (column - firstColumn) * cell;
+    const down = (row) => top + (row - firstRow) * cell;
+    canvas.style.touchAction = scale > 1 ? "none" : "pan-x pan-y";
+    canvas.classList.toggle("ns-zoomed", scale > 1);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
     context.imageSmoothingEnabled = cell < 1;
-    context.drawImage(picture.canvas, left, top, cols * cell, rows * cell);
+    context.drawImage(picture.canvas, firstColumn, firstRow, cols / scale, rows / scale, left, top, wide, high);
+    context.save();
+    context.beginPath();
+    context.rect(left, top, wide, high);
+    context.clip();
     if (cell >= 10) {
       context.strokeStyle = style.panel;
       context.globalAlpha = 0.6;
       context.lineWidth = 1;
       context.beginPath();
-      for (let x = 1; x < cols; x++) { context.moveTo(left + x * cell, top); context.lineTo(left + x * cell, top + rows * cell); }
-      for (let y = 1; y < rows; y++) { context.moveTo(left, top + y * cell); context.lineTo(left + cols * cell, top + y * cell); }
+      for (let x = 1; x < cols; x++) { context.moveTo(across(x), top); context.lineTo(across(x), top + high); }
+      for (let y = 1; y < rows; y++) { context.moveTo(left, down(y)); context.lineTo(left + wide, down(y)); }
       context.stroke();
       context.globalAlpha = 1;
     }
+    const { x, y } = marked();
+    context.strokeStyle = style.accent;
+    context.lineWidth = 1.5;
+    if (y >= 0) context.strokeRect(left, down(y), wide, Math.max(cell, 2));
+    if (x >= 0) context.strokeRect(across(x), top, Math.max(cell, 2), high);
+    if (x >= 0 && y >= 0 && app.active() === canvas) {
+      context.lineWidth = 3;
+      context.strokeRect(across(x), down(y), Math.max(cell, 4), Math.max(cell, 4));
+    }
+    context.restore();
     context.strokeStyle = style.line;
     context.lineWidth = 1;
-    context.strokeRect(left - 0.5, top - 0.5, cols * cell + 1, rows * cell + 1);
-    const { x, y } = marked();
+    context.strokeRect(left - 0.5, top - 0.5, wide + 1, high + 1);
     context.textBaseline = "middle";
     const write = (text, at, turn, align, ink) => {
       context.save();
@@ -97,28 +137,28 @@ function matrixPanel(app) {
       context.restore();
     };
     const inkOf = (entry, chosen) => (chosen ? style.accent : entry.special ? style.muted : style.ink);
+    const inside = (at, from, length) => at >= from && at <= from + length;
     context.font = `600 11px ${app.font()}`;
     write(words.key, [left, AXIS / 2], false, "left", style.muted);
     write(words.query, [AXIS / 2, top], true, "right", style.muted);
     context.font = `${size}px ${app.font()}`;
-    queries.forEach((name, row) => name !== null
-      && write(name, [left - 6, top + (row + 0.5) * cell], false, "right", inkOf(field.queries[field.rows[row]], row === y)));
-    keys.forEach((name, column) => name !== null
-      && write(name, [left + (column + 0.5) * cell, top - 6], true, "left", inkOf(field.keys[field.cols[column]], column === x)));
-    context.strokeStyle = style.accent;
-    context.lineWidth = 1.5;
-    if (y >= 0) context.strokeRect(left, top + y * cell, cols * cell, Math.max(cell, 2));
-    if (x >= 0) context.strokeRect(left + x * cell, top, Math.max(cell, 2), rows * cell);
+    queries.forEach((name, row) => name !== null && inside(down(row + 0.5), top, high)
+      && write(name, [left - 6, down(row + 0.5)], false, "right", inkOf(field.queries[field.rows[row]], row === y)));
+    keys.forEach((name, column) => name !== null && inside(across(column + 0.5), left, wide)
+      && write(name, [across(column + 0.5), top - 6], true, "left", inkOf(field.keys[field.cols[column]], column === x)));
+    map.paint(picture.canvas, style.accent);
   }
 
   function under(event) {
     const box = canvas.getBoundingClientRect();
-    const x = Math.floor((event.clientX - box.left - layout.left) / layout.cell);
-    const y = Math.floor((event.clientY - box.top - layout.top) / layout.cell);
+    const { left, top, rows, cols, cell } = layout;
+    const [across, down] = [(event.clientX - box.left - left) / cell, (event.clientY - box.top - top) / cell];
     const inside = (at, count) => at >= 0 && at < count;
-    if (!inside(y, field.rows.length)) return null;
-    return { query: field.rows[y], key: inside(x, field.cols.length) ? field.cols[x] : null };
+    if (!inside(down, rows)) return null;
+    const { scale, x, y } = app.view;
+    return { query: field.rows[Math.floor(y + down / scale)], key: inside(across, cols) ? field.cols[Math.floor(x + across / scale)] : null };
   }
+  const dragged = zoomable(app, canvas, place);
   canvas.addEventListener("pointermove", (event) => {
     if (event.pointerType === "touch") return;
     const cell = under(event);
@@ -129,14 +169,16 @@ function matrixPanel(app) {
     app.hover(null);
     app.tip(null);
   });
+  canvas.addEventListener("focus", () => app.refocus());
+  canvas.addEventListener("blur", () => app.refocus());
   canvas.addEventListener("click", (event) => {
-    const cell = under(event);
+    const cell = dragged() ? null : under(event);
     if (cell) app.pinCell(cell.query, cell.key);
   });
   canvas.addEventListener("keydown", (event) => {
     const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     const ends = { Home: 0, End: field.cols.length - 1 }[event.key];
-    if (!step && ends === undefined) return;
+    if ((!step && ends === undefined) || event.shiftKey) return;
     event.preventDefault();
     let { x, y } = marked();
     if (x < 0 || y < 0) [x, y] = [Math.max(x, 0), Math.max(y, 0)];
@@ -144,6 +186,7 @@ function matrixPanel(app) {
     else x = ends;
     y = Math.max(0, Math.min(field.rows.length - 1, y));
     x = Math.max(0, Math.min(field.cols.length - 1, x));
+    app.view = showing(app.view, { x, y }, layout);
     app.pinCell(field.rows[y], field.cols[x]);
     app.say(cellNote(field, { query: field.rows[y], key: field.cols[x] }).join(", "));
   });
@@ -159,36 +202,48 @@ function matrixPanel(app) {
       field = now;
       title.textContent = panelTitle(app, field);
       canvas.setAttribute("aria-label",
-        `${field.variant.title}, ${field.rows.length} queries by ${field.cols.length} keys; arrow keys read the cells`);
-      scaleBar(app, legend, field);
+        `${field.variant.title}, ${field.rows.length} queries by ${field.cols.length} keys; arrow keys read the cells, plus and minus zoom`);
     },
+    layout: place,
+    largest: () => field.max,
     paint,
     resized() {
       layout = null;
     },
     svg(into, x, y) {
-      if (!layout) arrange();
-      paint();
-      const { left, top, cell, size, queries, keys, words, width, height } = layout;
+      paint(end);
+      const { left, top, words, width, height, rows, cols } = layout;
+      const { scale, x: firstColumn, y: firstRow } = app.view;
+      const cell = layout.cell * scale;
+      const { size, queries, keys } = labels(cell);
       const style = app.inks();
-      scaleLine(app, into, field, field.max, x, y);
+      scaleLine(app, into, field, end, x, y);
       y += 22;
-      const [wide, high] = [field.cols.length * cell, field.rows.length * cell];
-      into.append(svg("image", {
-        x: x + left, y: y + top, width: wide, height: high,
+      const [wide, high] = [cols * layout.cell, rows * layout.cell];
+      const area = svg("svg", { x: x + left, y: y + top, width: wide, height: high, viewBox: `${round(firstColumn * cell)} ${round(firstRow * cell)} ${round(wide)} ${round(high)}` });
+      area.append(svg("image", {
+        x: 0, y: 0, width: cols * cell, height: rows * cell,
         preserveAspectRatio: "none", "image-rendering": "pixelated", href: enlarged(picture.canvas),
       }));
+      into.append(area);
       const write = (text, across, down, about) => into.append(svg("text", { transform: `translate(${round(x + across)} ${round(y + down)})${about.turned ? " rotate(-90)" : ""}`,
         "text-anchor": about.end ? "end" : "start", "font-size": about.size, "font-weight": about.weight ?? 400, fill: about.fill }, text));
       write(words.key, left, AXIS / 2 + 4, { size: 11, weight: 600, fill: style.muted });
       write(words.query, AXIS / 2 + 4, top, { size: 11, weight: 600, fill: style.muted, turned: true, end: true });
-      queries.forEach((name, row) => name !== null && write(name, left - 6, top + (row + 0.5) * cell + size * 0.35, { size, fill: style.ink, end: true }));
-      keys.forEach((name, column) => name !== null && write(name, left + (column + 0.5) * cell + size * 0.35, top - 6, { size, fill: style.ink, turned: true }));
+      const middle = (at, first) => (at + 0.5 - first) * cell;
+      queries.forEach((name, row) => {
+        const down = middle(row, firstRow);
+        if (name !== null && down >= 0 && down <= high) write(name, left - 6, top + down + size * 0.35, { size, fill: style.ink, end: true });
+      });
+      keys.forEach((name, column) => {
+        const across = middle(column, firstColumn);
+        if (name !== null && across >= 0 && across <= wide) write(name, left + across + size * 0.35, top - 6, { size, fill: style.ink, turned: true });
+      });
       const chosen = marked();
-      const frame = (about) => into.append(svg("rect", { fill: "none", stroke: style.accent, "stroke-width": 1.5, ...about }));
-      frame({ x: x + left, y: y + top, width: wide, height: high, stroke: style.line, "stroke-width": 1 });
-      if (chosen.y >= 0) frame({ x: x + left, y: round(y + top + chosen.y * cell), width: wide, height: Math.max(cell, 2) });
-      if (chosen.x >= 0) frame({ x: round(x + left + chosen.x * cell), y: y + top, width: Math.max(cell, 2), height: high });
+      const frame = (box, about) => box.append(svg("rect", { fill: "none", stroke: style.accent, "stroke-width": 1.5, ...about }));
+      frame(into, { x: x + left, y: y + top, width: wide, height: high, stroke: style.line, "stroke-width": 1 });
+      if (chosen.y >= 0) frame(area, { x: 0, y: round(chosen.y * cell), width: round(cols * cell), height: Math.max(cell, 2) });
+      if (chosen.x >= 0) frame(area, { x: round(chosen.x * cell), y: 0, width: Math.max(cell, 2), height: round(rows * cell) });
       return { width, height: height + 22 };
     },
   };
@@ -196,35 +251,7 @@ function matrixPanel(app) {
 
 function cellNote(field, { query, key }) {
   return [
-    `${isolated(visible(field.queries[query].text))} takes from ${isolated(visible(field.keys[key].text))}`,
+    `from ${isolated(visible(field.keys[key].text))} to ${isolated(visible(field.queries[query].text))}`,
     field.hidden(query, key) ? "hidden" : field.text(field.value(query, key)),
   ];
-}
-
-/** The legend of the colours, from nothing to the largest cell. */
-function scaleBar(app, box, field) {
-  box.textContent = "";
-  box.append(make("span", {}, lowest(field, field.max)), coloursBar(app, field), make("span", {}, field.text(field.max)));
-}
-
-/** The same legend, for a saved picture. */
-function scaleLine(app, into, field, max, x, y) {
-  into.append(svg("image", { x, y: y + 3, width: 64, height: 9, preserveAspectRatio: "none", href: enlarged(coloursBar(app, field)) }));
-  into.append(svg("rect", { x, y: y + 3, width: 64, height: 9, fill: "none", stroke: app.inks().line }));
-  into.append(svg("text", { x: x + 72, y: y + 12, "font-size": 11, fill: app.inks().muted }, `${lowest(field, max)} … ${field.text(max)}`));
-}
-
-function lowest(field, max) {
-  return field.signed ? field.text(-max) : "0";
-}
-
-function coloursBar(app, field) {
-  const bar = make("canvas", { className: "ns-bar", width: 64, height: 1, "aria-hidden": "true" });
-  const colours = field.signed ? app.palette().difference : app.palette().up;
-  const context = bar.getContext("2d");
-  for (let x = 0; x < 64; x++) {
-    context.fillStyle = colours.css[Math.round((x / 63) * 255)];
-    context.fillRect(x, 0, 1, 1);
-  }
-  return bar;
 }

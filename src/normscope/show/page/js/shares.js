@@ -95,15 +95,16 @@ function shareControls(app) {
 }
 
 /** The scale of the colours, with its ends and zero. */
-function shareLegend(app, box) {
+function shareLegend(app, box, largest = app.shown.largest, words = ["against ", " for"]) {
   const { css } = app.palette().difference;
   const bar = make("span", { className: "ns-bar ns-diverging" });
   const root = (part) => Math.sign(part) * Math.sqrt(Math.abs(part));
   const stops = Array.from({ length: 17 }, (_, i) => css[level(app.state.root ? root(i / 8 - 1) : i / 8 - 1, 1, true)]);
   bar.style.backgroundImage = `linear-gradient(to right, ${stops.join(", ")})`;
-  const decimals = decimalsFor(app.shown.largest);
+  const decimals = decimalsFor(largest);
+  const scale = make("span", { className: "ns-ticked" }, bar, make("span", { className: "ns-zero", "aria-hidden": "true" }, "0"));
   box.replaceChildren(
-    make("span", {}, `against ${amount(-app.shown.largest, decimals)}`), bar, make("span", {}, `${amount(app.shown.largest, decimals)} for`));
+    make("span", {}, `${words[0]}${amount(-largest, decimals)}`), scale, make("span", {}, `${amount(largest, decimals)}${words[1]}`));
   box.title = "from the most negative to the most positive share; zero is in the middle";
 }
 
@@ -157,7 +158,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     choose: (range) => app.set({ steps: range }),
     lines: (at) => [isolated(visible(stepList[at].text)), `value ${amount(model.value[at], decimalsFor(model.value[at]))}`],
   });
-  const answerPanel = make("section", { className: "ns-panel ns-answer", hidden: !model.steps },
+  const answerPanel = make("section", { className: "ns-panel ns-answer", hidden: !model.steps || model.steps.length < 2 },
     make("div", { className: "ns-panel-head" }, make("h3", {}, "Answer"), make("p", { className: "ns-hint" }, "Click a token to see what made it; drag for a range."), all), answers.element);
 
   const text = passage(app, "Text", {
@@ -170,7 +171,8 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const biasRow = make("p", { className: "ns-bias" }, biasChip, make("span", { className: "ns-hint" }));
   const chosenRow = make("p", { className: "ns-chosen-sum", "aria-live": "off" });
   const proof = make("p", { className: "ns-proof" });
-  const question = make("h2", { className: "ns-question", dir: "auto" });
+  const question = make("p", { className: "ns-question", dir: "auto" });
+  const said = make("h2", { className: "ns-headline", dir: "auto", "aria-live": "polite" });
   const textPanel = make("section", { className: "ns-panel" }, make("div", { className: "ns-panel-head" }, textTitle, legend), text.element, biasRow, chosenRow);
   const listBox = make("section", { className: "ns-card" });
   const aboutBox = make("section", { className: "ns-card ns-later" });
@@ -180,7 +182,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     make("header", { className: "ns-head" },
       make("div", { className: "ns-brand" }, make("h1", {}, "normscope"), make("span", { className: "ns-model" }, visible(fields.model || "", 60).replace("∅", ""))),
       make("div", { className: "ns-tools" }, csv, themes, helps)),
-    question, proof,
+    question, said, proof,
     bar.element,
     make("div", { className: "ns-body ns-shares" },
       make("div", { className: "ns-stage" }, answerPanel, textPanel, traces.cuts, traces.forwards),
@@ -226,6 +228,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     biasRow.lastChild.textContent = state.cut >= 0 ? "from the layers above, belongs to no token" : "of the model’s parameters, belongs to no token";
     chosenRow.replaceChildren(...chosenWords(app, chosen));
     question.textContent = questionOf(model, state);
+    showShareHeadline(app, said);
     proof.textContent = proofOf(model, state, shown);
     shareList(app, listBox);
     if (model.cuts.length) traceStrips(app, traces);
@@ -288,7 +291,35 @@ async function mountNormscope(root, data, { page = false } = {}) {
   return app;
 }
 
-/** The headline: what is explained, and which of its tokens are chosen. */
+/** The tokens that speak most for and against the answer, as strings and tokens. */
+function shareSentence(app) {
+  const { shown, model, state } = app;
+  const places = shown.shares.map((_, at) => at);
+  const best = places.reduce((most, at) => (shown.shares[at] > shown.shares[most] ? at : most), 0);
+  const worst = places.reduce((least, at) => (shown.shares[at] < shown.shares[least] ? at : least), 0);
+  const decimals = decimalsFor(shown.largest);
+  const named = (at) => {
+    const { text, special, at: positions } = shown.entries[at];
+    const name = visible(text, 24);
+    const repeated = shown.entries.some((other, place) => place !== at && other.text === text);
+    return [{ token: special ? name : `"${name}"` }, `${repeated ? ` at position ${positions[0]}` : ""} (${amount(shown.shares[at], decimals)})`];
+  };
+  const place = state.cut >= 0 ? `${cutName(model, state.cut)[0].toUpperCase()}${cutName(model, state.cut).slice(1)}, ` : "";
+  const [speaksFor, speaksAgainst] = [shown.shares[best] > 0, shown.shares[worst] < 0];
+  if (!speaksFor && !speaksAgainst) return [`${place}${place ? "no" : "No"} token speaks for or against it.`];
+  if (!speaksFor) return [place, ...named(worst), " speaks most against it, and no token speaks for it."];
+  if (!speaksAgainst) return [place, ...named(best), " speaks most for it, and no token speaks against it."];
+  return [place, ...named(best), " speaks most for it, ", ...named(worst), " most against it."];
+}
+
+/** Show the sentence; unchanged text is left alone, so that screen readers do not repeat it. */
+function showShareHeadline(app, box) {
+  const pieces = shareSentence(app);
+  if (box.textContent === pieces.map((piece) => piece.token ?? piece).join("")) return;
+  box.replaceChildren(...pieces.map((piece) => (piece.token === undefined ? piece : make("bdi", {}, piece.token))));
+}
+
+/** The question: what is explained, and which of its tokens are chosen. */
 function questionOf(model, state) {
   if (!state.steps) return visible(model.question, 400);
   const answer = `‘${visible(model.steps.slice(...state.steps).join(" "), 60)}’`;
@@ -352,7 +383,7 @@ function aboutShares(app, box) {
       : "The model’s value, divided among the tokens that it read and its own biases. Blue tokens speak for the answer, orange ones against it."),
     ...(model.trace_left_out ? [make("p", { className: "ns-hint" }, "The trace is too large for a page; the saved result has it.")] : []),
     make("dl", { className: "ns-facts" }, facts.flatMap(([name, value]) => [make("dt", {}, visible(name.replaceAll("_", " "), 30)), make("dd", {}, visible(value, 120))]),
-      make("dt", {}, "error"), make("dd", {}, `${model.error.toExponential(1).replace("-", "−")}, the largest gap relative to the sum of all |shares|`)),
+      make("dt", {}, "error"), make("dd", {}, `${errorText(model.error)}, the largest gap relative to the sum of all |shares|`)),
     make("details", {}, make("summary", {}, "Signature"),
       ...model.signatures.map((words) => make("p", { className: "ns-signature", dir: "ltr" }, visible(words || "none", 4000)))));
 }

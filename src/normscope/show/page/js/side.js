@@ -19,9 +19,9 @@ function contributors(app, box) {
   const list = focus?.side === "key" ? first.queries : widest.keys;
   const order = ranked(widest, focus, list.map((_, at) => vectors[main][at] ?? 0));
   const name = focus && visible((focus.side === "key" ? widest.keys : first.queries)[focus.index].text, 24);
-  const caption = !focus ? ["Who gives most, on average"] : focus.side === "key"
-    ? ["Who takes most from ", make("bdi", { className: "ns-quoted" }, name)]
-    : ["What ", make("bdi", { className: "ns-quoted" }, name), " takes"];
+  const caption = !focus ? ["Largest contributors, on average"] : focus.side === "key"
+    ? ["Tokens to which ", make("bdi", { className: "ns-quoted" }, name), " contributes most"]
+    : ["Largest contributors to ", make("bdi", { className: "ns-quoted" }, name)];
   const largest = Math.max(...order.map((at) => Math.abs(vectors[main][at] ?? 0)), 1e-30);
   const rows = order.slice(0, LISTED).map((at, rank) => {
     const values = fields.map((field, which) => make("td", { className: field.signed ? (vectors[which][at] < 0 ? "ns-minus" : "ns-plus") : "" }, field.text(vectors[which][at] ?? 0)));
@@ -60,10 +60,10 @@ function summary(app) {
   const list = focus?.side === "key" ? field.queries : field.keys;
   const top = ranked(field, focus, vector).slice(0, 3).map((at) => `${visible(list[at].text, 24)} ${field.text(vector[at])}`).join(", ");
   const what = `${field.variant.short}${field.label ? `, ${field.label}` : ""}, layer ${app.state.layer}`;
-  if (!focus) return `${what}. On average most comes from ${top}.`;
+  if (!focus) return `${what}. Largest contributors on average: ${top}.`;
   const widest = app.fields[app.fields.length - 1]; // one of two maps may lack the residual's column
   const name = visible((focus.side === "key" ? widest.keys : field.queries)[focus.index].text, 24);
-  return focus.side === "key" ? `${what}. Most is taken from ${name} by ${top}.` : `${what}. ${name} takes most from ${top}.`;
+  return focus.side === "key" ? `${what}. ${name} contributes most to ${top}.` : `${what}. Largest contributors to ${name}: ${top}.`;
 }
 
 /** How much of each token comes from others: a row for each layer, a column for each token. */
@@ -82,12 +82,13 @@ function mixingStrip(app, box) {
   const field = { values: values.flat(), width: queries.length, rows: part.layers.map((_, at) => at), cols: rows, signed: false, own: false };
   field.at = (y, x) => values[y][rows[x]];
   const picture = cellsPicture(field, app.palette().up, 1);
+  const legend = { signed: false, share: true, text: (value) => (value === 1 ? "100%" : percent(value)) };
   const mean = values.map((row) => rows.reduce((sum, at) => sum + row[at], 0) / rows.length);
-  let canvas = box.querySelector("canvas");
+  let canvas = box.querySelector(".ns-strip canvas");
   if (!canvas) {
-    box.append(make("h3", {}, "Mixing ratio"), make("p", { className: "ns-hint" }),
+    box.append(make("div", { className: "ns-panel-head" }, make("h3", {}, "Mixing ratio"), make("div", { className: "ns-legend ns-scale" })), make("p", { className: "ns-hint" }),
       make("div", { className: "ns-strip" }, make("div", { className: "ns-strip-names" }), make("canvas", { role: "img" }), make("div", { className: "ns-strip-means" })));
-    canvas = box.querySelector("canvas");
+    canvas = box.querySelector(".ns-strip canvas");
     const under = (event) => {
       const area = canvas.getBoundingClientRect();
       const { cols, part: now } = canvas.about;
@@ -106,6 +107,7 @@ function mixingStrip(app, box) {
     });
   }
   canvas.about = { cols: rows, part, queries, values };
+  scaleBar({ ...app, rooted: () => false }, box.querySelector(".ns-scale"), legend, 1, "");
   box.querySelector("p").textContent = `How much of each token comes from ${part.tokens === part.keys ? "other tokens" : "the source"} (${choose(part, wanted, { head: "sum" }).variant.short}). Rows are layers, columns tokens; the mean is at the right.`;
   canvas.width = picture.width;
   canvas.height = picture.height;
@@ -117,7 +119,7 @@ function mixingStrip(app, box) {
   names.replaceChildren(...part.layers.map((layer) => make("button", {
     type: "button", className: layer === state.layer ? "ns-now" : "", "aria-label": `go to layer ${layer}`, on: { click: () => app.set({ layer }) },
   }, String(layer))));
-  means.replaceChildren(...mean.map((value) => make("span", {}, `${Math.round(value * 100)} %`)));
+  means.replaceChildren(...mean.map((value) => make("span", {}, `${Math.round(value * 100)}%`)));
 }
 
 function aboutMap(app, box) {
@@ -131,12 +133,12 @@ function aboutMap(app, box) {
       make("p", { className: "ns-math" }, formula(field.variant.formula)),
       make("p", { className: "ns-hint" }, field.variant.meaning),
       make("p", { className: "ns-hint" }, "Reconstruction error: ",
-        make("b", {}, typeof field.variant.error === "number" ? field.variant.error.toExponential(1) : "not measured"),
-        ", the worst gap to the model’s own state."),
+        make("b", {}, typeof field.variant.error === "number" ? errorText(field.variant.error) : "not measured"),
+        ", the largest gap to the model’s own state."),
     ]),
     make("details", { open },
       make("summary", {}, "Signature and precision"),
       ...model.signatures.map((text) => make("p", { className: "ns-signature", dir: "ltr" }, visible(text || "none", 4000))),
-      make("p", { className: "ns-hint" }, `Here values are rounded by at most 1/${fineness} of the largest of their layer or head, small ones by less. The saved result has all digits.`)),
+      make("p", { className: "ns-hint" }, `On this page values are rounded by at most 1/${fineness} of the largest of their layer or head, small values by less. The saved result has all digits.`)),
   );
 }

@@ -1,6 +1,8 @@
 // The state is a small record of what is shown, which is kept in the address of the page.
 
 const VIEWS = ["tokens", "matrix", "overview"];
+const ALL = 100_000;
+const LINE_COUNTS = [0, 6, 12, 24, 48, ALL]; // 0: as many as are readable
 
 /** Return a valid state: fields that do not fit this result get a default. */
 function fitting(model, wanted) {
@@ -26,29 +28,23 @@ function fitting(model, wanted) {
   if (!within(state.key, keys)) state.key = null;
   if (!SORTS.includes(state.by)) state.by = "second"; // the second map shows what the first hides
   if (!["light", "dark"].includes(state.theme)) state.theme = "";
+  const known = headsOf(part, state);
+  state.heads = [...new Set(state.heads ?? [])].filter((head) => known.includes(head)).slice(0, MOST_HEADS);
+  if (!LINE_COUNTS.includes(state.lines)) state.lines = 0;
   return state;
 }
 
-/** The state in which a page opens: weights beside norms, in the layer where they differ most. */
-function opening(model, wide) {
-  const part = model.parts.find(({ name }) => name === "cross") ?? model.parts[0];
-  const [weights, norms] = model.pair.map((name) => part.maps.find((map) => map.name === name)?.sum);
-  let layer = part.layers[0];
-  if (weights && norms) {
-    let most = -1;
-    part.layers.forEach((label, at) => {
-      const options = { words: false, share: true };
-      const [first, second] = [weights, norms].map((variant) => cellsOf(model, part, variant, at, 0, options).values);
-      let gap = 0;
-      for (let i = 0; i < first.length; i++) gap += Math.abs(first[i] - second[i]);
-      if (gap > most * 1.0001) [most, layer] = [gap, label];
-    });
-  }
-  const both = Boolean(wide && weights && norms);
+/** The state in which a page opens: weights beside norms, where they differ most. */
+function opening(model) {
+  const { layer, head, part: name } = model.opening;
+  const part = model.parts.find((each) => each.name === name) ?? model.parts[0];
+  const has = (map, kind) => Boolean(part.maps.find(({ name }) => name === map)?.[kind]);
+  const pair = model.pair.filter((map) => has(map, "sum") || has(map, "each"));
+  const together = pair.every((map) => has(map, "sum"));
   return {
-    view: "tokens", part: part.name, map: model.pair[both ? 0 : 1], versus: both ? model.pair[1] : "",
-    layer, head: "sum", scale: "share", words: false, special: true, own: true,
-    query: null, key: null, by: "second", theme: "",
+    view: "tokens", part: part.name, map: pair[0] ?? part.maps[0].name, versus: pair[1] ?? "",
+    layer, head: together || head === null ? "sum" : head, scale: "share", words: false, special: true, own: true,
+    query: null, key: null, by: "second", theme: "", heads: [], lines: 0, root: null,
   };
 }
 
@@ -58,6 +54,7 @@ function toFragment(state) {
     head: state.head, scale: state.scale, unit: state.words ? "words" : "pieces",
     special: state.special ? "show" : "hide", own: state.own ? "show" : "hide",
     query: state.query, key: state.key, by: state.versus && state.by !== "second" ? state.by : "", theme: state.theme,
+    heads: state.heads.join(","), lines: state.lines || "", colours: state.root === null ? "" : state.root ? "root" : "linear",
   };
   const kept = Object.entries(fields).filter(([, value]) => value !== null && value !== "");
   return "#" + kept.map((pair) => pair.map(encodeURIComponent).join("=")).join("&");
@@ -81,6 +78,9 @@ function fromFragment(fragment) {
     else if (name === "vs") fields.versus = value;
     else if (name === "layer" || name === "query" || name === "key") fields[name] = whole(value);
     else if (name === "head") fields.head = value === "sum" ? "sum" : whole(value);
+    else if (name === "heads") fields.heads = value.split(",").map(whole);
+    else if (name === "lines") fields.lines = whole(value) ?? 0;
+    else if (name === "colours") fields.root = { root: true, linear: false }[value] ?? null;
     else if (name === "unit") fields.words = value === "words";
     else if (name === "special" || name === "own") fields[name] = value !== "hide";
   }

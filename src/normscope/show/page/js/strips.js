@@ -46,7 +46,7 @@ function strip(app, box, { title, hint, rows, columns, names, short, current, ab
   let canvas = box.querySelector("canvas");
   if (!canvas) {
     canvas = make("canvas", { role: "img" });
-    box.append(make("h3", {}, title), make("p", { className: "ns-hint" }),
+    box.append(make("div", { className: "ns-panel-head" }, make("h3", {}, title), make("p", { className: "ns-legend ns-scale" })), make("p", { className: "ns-hint" }),
       make("div", { className: "ns-strip" }, make("div", { className: "ns-strip-columns", "aria-hidden": "true" }), make("div", { className: "ns-strip-names" }), canvas, make("div", { className: "ns-strip-means" })));
     const under = (event) => {
       const area = canvas.getBoundingClientRect();
@@ -63,6 +63,7 @@ function strip(app, box, { title, hint, rows, columns, names, short, current, ab
   }
   canvas.about = { rows, about, choose };
   box.querySelector(".ns-hint").textContent = hint;
+  shareLegend(app, box.querySelector(".ns-scale"), largest, ["", ""]);
   canvas.width = wide;
   canvas.height = high;
   canvas.style.height = `${high * 14}px`;

@@ -86,7 +86,7 @@ function amount(value, decimals = 2, plus = true) {
 
 /** What part of the value a share is; nothing where the value is close to zero. */
 function partOf(value, share, shown) {
-  return Math.abs(value) > 0.01 * shown.largest ? `${((100 * share) / value).toFixed(Math.abs(share / value) < 0.1 ? 1 : 0).replace("-", "−")} % of the value` : "";
+  return Math.abs(value) > 0.01 * shown.largest ? `${((100 * share) / value).toFixed(Math.abs(share / value) < 0.1 ? 1 : 0).replace("-", "−")}% of the value` : "";
 }
 
 /** The proof, as words: the shares add up to the model's own value. */
@@ -98,7 +98,7 @@ function proofOf(model, state, shown) {
   if (shown.bias || !baseline || state.cut >= 0) terms.push(`bias ${amount(shown.bias, decimals, false)}`);
   const whose = `the model’s own value${baseline ? ` less that of the baseline ${visible(baseline, 60)}` : ""}`;
   const place = state.cut >= 0 ? `${cutName(model, state.cut)}: ` : "";
-  const words = `${place}${terms.join(" + ")} = ${amount(shown.value, decimals, false)}, ${whose} (${visible(model.units, 20)}); gap ${shown.error.toExponential(0).replace("-", "−")}.`;
+  const words = `${place}${terms.join(" + ")} = ${amount(shown.value, decimals, false)}, ${whose} (${visible(model.units, 20)}); gap ${errorText(shown.error, 0)}.`;
   return words[0].toUpperCase() + words.slice(1);
 }
 

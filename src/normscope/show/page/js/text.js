@@ -42,9 +42,23 @@ function directionOf(texts) {
   return right * 2 > letters ? "rtl" : "ltr";
 }
 
+/** A share: "53.0%", "0.41%". */
 function percent(value) {
-  const hundred = Math.abs(value * 100);
-  return `${value < 0 ? "−" : ""}${hundred >= 9.995 ? hundred.toFixed(1) : hundred.toFixed(2)} %`;
+  return `${value < 0 ? "−" : ""}${hundredths(Math.abs(value))}%`;
+}
+
+/** A difference of two shares, in percentage points: "+12.3 pts". */
+function points(value) {
+  return `${value < 0 ? "−" : value > 0 ? "+" : ""}${hundredths(Math.abs(value))} pts`;
+}
+
+function hundredths(size) {
+  return size === 0 ? "0" : (100 * size).toFixed(100 * size >= 9.995 ? 1 : 2);
+}
+
+/** An error: "4.0e−8", and "0" where there is none. */
+function errorText(value, decimals = 1) {
+  return value === 0 ? "0" : value.toExponential(decimals).replace("-", "−");
 }
 
 function number(value) {

@@ -1,7 +1,18 @@
 // The token view: keys above, queries below, curves between them.
 
-const LINES = 40; // the most that are drawn from one token
-const MANY = 120; // with more tokens, both rows scroll and there is shading but no curves
+const LINES = 40; // the most that are drawn of a short text
+const DENSE = 40; // from this many tokens on, tokens are smaller and only the strongest lines are drawn
+const STRONGEST = 12; // the lines of a long text, unless more are asked for
+const MANY = 120; // with more tokens, both rows scroll
+
+/** How many lines a panel draws at most. */
+function lineLimit(state, field) {
+  return state.lines || (isDense(field) ? STRONGEST : LINES);
+}
+
+function isDense(field) {
+  return Math.max(field.rows.length, field.cols.length) >= DENSE;
+}
 
 function tokensPanel(app) {
   const keys = make("div", { className: "ns-row ns-keys" });
@@ -13,9 +24,11 @@ function tokensPanel(app) {
     queries, make("p", { className: "ns-side" }));
   const [above, below] = pair.querySelectorAll(".ns-side");
   const title = make("h3");
-  const legend = make("p", { className: "ns-legend" });
+  const scale = make("p", { className: "ns-legend ns-scale" });
+  const legend = make("p", { className: "ns-legend ns-says" });
+  const colours = make("p", { className: "ns-legend ns-colours" });
   const element = make("section", { className: "ns-panel" },
-    make("div", { className: "ns-panel-head" }, title, legend), pair);
+    make("div", { className: "ns-panel-head" }, title, scale, legend, colours), pair);
   const chips = { key: [], query: [] };
   let field = null;
   let boxes = null;
@@ -26,6 +39,7 @@ function tokensPanel(app) {
     const cross = !field.self;
     compact = Math.max(field.rows.length, field.cols.length) > MANY;
     element.classList.toggle("ns-compact", compact);
+    element.classList.toggle("ns-dense", isDense(field));
     above.textContent = sideNames(field).key;
     below.textContent = sideNames(field).query;
     for (const [side, list, shown, box] of [
@@ -71,36 +85,61 @@ function tokensPanel(app) {
       });
   }
 
+  /** The lines of a map or of a head, strongest first: of the token in focus, or the largest of each query. */
+  function candidates(of, focus, vector, colour) {
+    if (focus)
+      return ranked(of, focus, vector).filter((at) => vector[at] !== 0).map((at) => ({
+        query: focus.side === "query" ? focus.index : at,
+        key: focus.side === "query" ? at : focus.index,
+        value: vector[at], colour,
+      }));
+    if (of.signed) return [];
+    return of.rows.map((query) => {
+      const key = largestOf(of.own ? of.cols.filter((at) => at !== query) : of.cols, (at) => of.value(query, at));
+      return { query, key, value: key < 0 ? 0 : of.value(query, key), colour };
+    }).filter((link) => link.value > 0);
+  }
+
+  /** The lines to draw, strongest first, and how many there would be. */
   function links(focus, vector) {
-    if (focus) {
-      const size = Math.max(...ranked(field, focus, vector).slice(0, 1).map((at) => Math.abs(vector[at])), 0);
-      return ranked(field, focus, vector)
-        .slice(0, LINES)
-        .filter((at) => Math.abs(vector[at]) > size * 0.02)
-        .map((at) => ({
-          query: focus.side === "query" ? focus.index : at,
-          key: focus.side === "query" ? at : focus.index,
-          value: vector[at], weight: Math.abs(vector[at]) / size,
-        }));
-    }
-    if (field.signed) return [];
-    return field.rows.map((query) => {
-      let best = -1;
-      for (const key of field.cols)
-        if (!(field.own && key === query) && (best < 0 || field.value(query, key) > field.value(query, best))) best = key;
-      return { query, key: best, value: field.value(query, best), weight: 0 };
-    }).filter((link) => link.key >= 0 && link.value > 0);
+    const coloured = colouredHeads(app, field);
+    const all = coloured.length
+      ? coloured.flatMap(({ field: of, colour }) => candidates(of, focus, vectorOf(of, focus), colour))
+      : candidates(field, focus, vector, null);
+    all.sort((a, b) => Math.abs(b.value) - Math.abs(a.value));
+    const size = all.length ? Math.abs(all[0].value) : 0;
+    const dense = isDense(field);
+    // In a short text, lines that are too thin to be seen are not counted as left out.
+    const worth = dense || !focus ? all : all.filter((link) => Math.abs(link.value) > size * 0.02);
+    const shown = worth.slice(0, lineLimit(app.state, field));
+    for (const link of shown) link.weight = focus || dense || coloured.length ? Math.abs(link.value) / size : 0;
+    headLegend(colours, coloured);
+    return { shown, count: worth.length };
   }
 
   function curve(link) {
     const from = boxes.query[link.query];
     const to = boxes.key[link.key];
     if (!from || !to) return null;
-    const bend = Math.max(24, (from.y - to.y) / 2);
-    return [from.x, from.y, from.x, from.y - bend, to.x, to.y + bend, to.x, to.y];
+    // Lines to tokens that are scrolled out of sight end at the edge of their row.
+    const [low, high] = compact ? [clamped(queries, from.y), clamped(keys, to.y)] : [from.y, to.y];
+    return between({ x: from.x, y: low }, { x: to.x, y: high }, 0, 0);
+  }
+
+  /** A curve from a query up to a key, whose rows are moved down. */
+  function between(from, to, below, above) {
+    const [low, high] = [from.y + below, to.y + above];
+    const bend = Math.max(compact ? 6 : 24, (low - high) / 2);
+    return [from.x, low, from.x, low - bend, to.x, high + bend, to.x, high];
+  }
+
+  function clamped(box, y) {
+    const top = box.offsetTop;
+    return Math.max(top, Math.min(top + box.offsetHeight, y));
   }
 
   function colourOf(link) {
+    if (link.colour) return link.colour;
     const dark = app.theme() === "dark";
     if (!field.signed) return app.palette().up.css[dark ? 160 : 165];
     return app.palette().difference.css[link.value < 0 ? (dark ? 45 : 40) : 212];
@@ -108,30 +147,40 @@ function tokensPanel(app) {
 
   function strokeOf(link) {
     const all = link.weight === 0;
+    if (!own.focus && !all) return { width: 0.8 + 2.2 * link.weight, alpha: link.colour ? 0.85 : 0.35 + 0.3 * link.weight };
     return { width: all ? (field.self ? 1.2 : 2) : 0.6 + 6.5 * link.weight, alpha: all ? (field.self ? 0.5 : 0.75) : 0.25 + 0.65 * link.weight };
   }
 
   let drawn = [];
-  let strongest = 0;
-  function paint() {
+  let end = 0; // of the scale
+  let own = { vector: [], largest: 0 };
+
+  /** The largest value to be shown; panels that are compared share the largest of all. */
+  function largest() {
     const focus = app.focus();
     const vector = vectorOf(field, focus);
-    const colours = field.signed ? app.palette().difference : app.palette().up;
     const order = ranked(field, focus, vector);
-    const max = order.length ? Math.abs(vector[order[0]]) : 0;
-    strongest = max;
-    const noted = focus && !compact ? new Set(order.slice(0, 6).filter((at) => Math.abs(vector[at]) > max * 0.05)) : new Set();
+    own = { focus, vector, order, largest: order.length ? Math.abs(vector[order[0]]) : 0 };
+    return own.largest;
+  }
+
+  function paint(max) {
+    const { focus, vector, order } = own;
+    const ramp = coloursOf(app, field);
+    const root = app.rooted();
+    end = max;
+    const noted = focus && !isDense(field) ? new Set(order.slice(0, 6).filter((at) => Math.abs(vector[at]) > own.largest * 0.05)) : new Set();
     const lit = focus?.side === "key" ? "query" : "key";
     for (const side of ["key", "query"])
       chips[side].forEach((token, at) => {
         const chosen = focus?.side === side && focus.index === at;
         const hidden = lit === side && field.own && focus?.index === at;
-        const shade = lit === side && !hidden ? level(vector[at], max, field.signed) : -2;
-        if (token.level !== shade || token.colours !== colours) {
+        const shade = lit === side && !hidden ? level(vector[at], max, field.signed, root) : -2;
+        if (token.level !== shade || token.ramp !== ramp) {
           token.level = shade;
-          token.colours = colours;
-          token.chip.style.backgroundColor = shade < 0 ? "" : colours.css[shade];
-          token.chip.style.color = shade < 0 ? "" : colours.ink[shade];
+          token.ramp = ramp;
+          token.chip.style.backgroundColor = shade < 0 ? "" : ramp.css[shade];
+          token.chip.style.color = shade < 0 ? "" : ramp.ink[shade];
         }
         const note = lit === side && noted.has(at) ? brief(field, vector[at]) : "";
         if (token.note !== note) {
@@ -144,11 +193,10 @@ function tokensPanel(app) {
           token.chip.setAttribute("aria-selected", String(chosen));
         }
       });
-    legend.textContent = max > 0
-      ? focus ? `strongest: ${field.text(max).replace("+", "±")}` : field.signed ? "mean over all tokens" : `mean over all tokens${compact ? "" : "; lines: the largest of each"}`
-      : "nothing to show";
-    if (compact) canvas.width = canvas.height = drawn.length = 0;
-    else drawLines(focus, vector);
+    scaleBar(app, scale, field, max);
+    const { shown, count } = links(focus, vector);
+    legend.textContent = own.largest > 0 ? says(focus, shown.length, count) : "nothing to show";
+    drawLines(shown);
     rove(focus);
     // Wait for the next layout: asking for positions now would force another one.
     if (compact && focus && !app.hovered)
@@ -156,6 +204,14 @@ function tokensPanel(app) {
         bring(lit, order[0]);
         bring(focus.side, focus.index);
       });
+  }
+
+  /** What colours and lines are, and how many lines are left out. */
+  function says(focus, shown, count) {
+    const shades = focus ? "" : "Mean over all tokens.";
+    if (!count) return shades;
+    if (shown < count) return `${shades} Lines: the ${shown} strongest of ${count}, ${count - shown} left out.`.trim();
+    return focus ? "" : `${shades} Lines: each token’s largest.`;
   }
 
   /** Scroll a row, but not the page, to one of its tokens. */
@@ -168,7 +224,14 @@ function tokensPanel(app) {
       box.scrollTop = top - box.clientHeight / 3;
   }
 
-  function drawLines(focus, vector) {
+  for (const row of [keys, queries])
+    row.addEventListener("scroll", () => {
+      if (!compact || !field) return;
+      boxes = null;
+      drawLines(links(own.focus, own.vector).shown);
+    });
+
+  function drawLines(shown) {
     if (!boxes) measure();
     const context = canvas.getContext("2d");
     const ratio = window.devicePixelRatio || 1;
@@ -176,12 +239,12 @@ function tokensPanel(app) {
     context.clearRect(0, 0, boxes.width, boxes.height);
     context.lineCap = "round";
     drawn = [];
-    for (const link of links(focus, vector).reverse()) {
+    for (const link of shown.reverse()) {
       const path = curve(link);
       if (!path) continue;
       const { width, alpha } = strokeOf(link);
       const colour = colourOf(link);
-      drawn.push({ path, width, alpha, colour });
+      drawn.push({ link, width, alpha, colour });
       context.globalAlpha = alpha;
       context.strokeStyle = colour;
       context.lineWidth = width;
@@ -279,6 +342,7 @@ function tokensPanel(app) {
       field = now;
       title.textContent = panelTitle(app, field);
     },
+    largest,
     paint,
     resized() {
       boxes = null;
@@ -288,12 +352,21 @@ function tokensPanel(app) {
     },
     svg(into, x, y) {
       measure();
-      paint();
+      paint(end);
       const inks = app.inks();
       const context = canvas.getContext("2d");
-      scaleLine(app, into, field, strongest, x, y);
+      scaleLine(app, into, field, end, x, y);
+      context.font = `11px ${app.font()}`;
+      const width = Math.max(...[legend.textContent, colours.textContent].map((text) => context.measureText(text).width));
       into.append(svg("text", { x, y: y + 30, "font-size": 11, fill: inks.muted }, legend.textContent));
       y += 38;
+      let across = x;
+      for (const { head, colour } of colours.hidden ? [] : colouredHeads(app, field)) {
+        into.append(svg("rect", { x: across, y: y - 2, width: 14, height: 4, fill: colour }));
+        into.append(svg("text", { x: across + 18, y: y + 4, "font-size": 11, fill: inks.muted }, `head ${head}`));
+        across += 70;
+      }
+      if (!colours.hidden) y += 14;
       // Scrolling rows are drawn whole: tokens that the screen clips have positions too.
       const beyond = (box) => (compact ? box.scrollHeight - box.clientHeight : 0);
       const lower = { key: y + keys.scrollTop, query: y + beyond(keys) + queries.scrollTop };
@@ -302,11 +375,13 @@ function tokensPanel(app) {
         into.append(svg("text", {
           x, y: round(down + name.getBoundingClientRect().top - origin.top + 12), "font-size": 11, "font-weight": 600, fill: inks.muted,
         }, name.textContent));
-      for (const { path, width, alpha, colour } of drawn)
+      for (const { link, width, alpha, colour } of drawn) {
+        const path = between(boxes.query[link.query], boxes.key[link.key], lower.query, lower.key);
         into.append(svg("path", {
-          d: `M${path.slice(0, 2).map((v, i) => round(v + (i ? y : x))).join(" ")}C${path.slice(2).map((v, i) => round(v + (i % 2 ? y : x))).join(" ")}`,
+          d: `M${path.slice(0, 2).map((v, i) => round(v + (i ? 0 : x))).join(" ")}C${path.slice(2).map((v, i) => round(v + (i % 2 ? 0 : x))).join(" ")}`,
           fill: "none", stroke: colour, "stroke-width": round(width), "stroke-opacity": round(alpha), "stroke-linecap": "round",
         }));
+      }
       for (const side of ["key", "query"])
         chips[side].forEach((token, at) => {
           const box = boxes[side][at];
@@ -326,7 +401,7 @@ function tokensPanel(app) {
             fill: inks.muted, stroke: inks.panel, "stroke-width": 3, "paint-order": "stroke",
           }, token.note));
         });
-      return { width: origin.width, height: origin.height + 38 + beyond(keys) + beyond(queries) };
+      return { width: Math.max(origin.width, width), height: origin.height + 38 + (colours.hidden ? 0 : 14) + beyond(keys) + beyond(queries) };
     },
   };
 }
@@ -334,8 +409,8 @@ function tokensPanel(app) {
 /** Names of the two rows of tokens, and of the axes of the matrix. */
 function sideNames(field) {
   return field.self
-    ? { key: "Taken from (keys)", query: "Takes (queries)" }
-    : { key: "Source: taken from (keys)", query: "Target: takes (queries)" };
+    ? { key: "From these tokens (keys)", query: "To these tokens (queries)" }
+    : { key: "From these source tokens (keys)", query: "To these target tokens (queries)" };
 }
 
 /** A number short enough to fit under a token; the list has it in full. */
@@ -343,7 +418,7 @@ function brief(field, value) {
   const sign = value < 0 ? "−" : field.signed ? "+" : "";
   const size = Math.abs(value);
   if (!field.share) return sign + number(size);
-  return `${sign}${(100 * size).toFixed(size >= 0.0995 ? 0 : 1)}%`;
+  return `${sign}${(100 * size).toFixed(size >= 0.0995 ? 0 : 1)}${field.signed ? "" : "%"}`;
 }
 
 function tokenNote(entry, index) {

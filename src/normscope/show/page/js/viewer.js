@@ -17,14 +17,16 @@ async function mountNormscope(root, data, { page = false } = {}) {
     root.append(make("p", { className: "ns-problem", role: "alert" }, `This page could not be opened: ${problem.message}`));
     return null;
   }
-  const app = { root, model, hovered: null, fields: [], panels: [], back: "tokens", printing: false };
+  const app = { root, model, hovered: null, fields: [], panels: [], back: "tokens", printing: false, view: wholeMatrix() };
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  app.state = fitting(model, { ...opening(model, root.clientWidth >= 900), ...(page ? fromFragment(location.hash) : {}) });
+  app.state = fitting(model, { ...opening(model), ...(page ? fromFragment(location.hash) : {}) });
 
   // ---- for the parts of the view
 
   Object.defineProperty(app, "part", { get: () => model.parts.find(({ name }) => name === app.state.part) });
   app.theme = () => app.printing ? "light" : app.state.theme || (dark.matches ? "dark" : "light");
+  /** Whether colours follow the square root; by default in long matrices, where most cells are small. */
+  app.rooted = () => app.state.root ?? (app.state.view === "matrix" && isDense(app.fields[0]));
   app.palette = () => PALETTES[app.theme()];
   app.active = () => root.getRootNode().activeElement; // in a notebook, the root may be in a shadow tree
   app.font = () => getComputedStyle(root).fontFamily;
@@ -84,6 +86,8 @@ async function mountNormscope(root, data, { page = false } = {}) {
   // ---- the frame
 
   const bar = controls(app);
+  const tools = viewTools(app);
+  const said = make("h2", { className: "ns-headline", dir: "auto", "aria-live": "polite" });
   const tip = tooltip(root);
   const live = announcer();
   const help = keyHelp(KEYS);
@@ -92,7 +96,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const hints = {
     tokens: "Point at a token, click it, or tab to it and use the arrow keys.",
     matrix: "Point at a cell, click it, or tab to the matrix and use the arrow keys.",
-    overview: "Choose a picture to open it.",
+    overview: "Point at a picture to enlarge it, click to open it.",
   };
   const hint = make("p", { className: "ns-hint" });
   const printed = make("p", { className: "ns-printed" });
@@ -113,14 +117,18 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const listBox = make("section", { className: "ns-card" });
   const mixBox = make("section", { className: "ns-card" });
   const aboutBox = make("section", { className: "ns-card" });
+  const storyBox = make("section", { className: "ns-story-card", "aria-label": "Layer by layer" });
+  const story = storyCard(app, storyBox);
   const fields = Object.fromEntries((model.signatures[0] ?? "").split("|").map((field) => [field.slice(0, field.indexOf(":")), field.slice(field.indexOf(":") + 1)]));
-  const body = make("div", { className: "ns-body" }, stage, make("aside", { className: "ns-aside", "aria-label": "Numbers" }, listBox, mixBox, aboutBox));
+  const body = make("div", { className: "ns-body" }, stage, make("aside", { className: "ns-aside", "aria-label": "Numbers" }, listBox, mixBox, aboutBox), storyBox);
   root.append(
     make("header", { className: "ns-head" },
       make("div", { className: "ns-brand" }, make("h1", {}, "normscope"), make("span", { className: "ns-model" }, visible(fields.model || "", 60).replace("∅", ""))),
       make("div", { className: "ns-tools" }, saves, themes, helps)),
+    said,
     bar.element,
     make("div", { className: "ns-views" }, tabs, hint),
+    tools.element,
     printed,
     body,
     tip.element, live.element, help);
@@ -150,6 +158,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     stage.setAttribute("aria-label", names[state.view]);
     hint.textContent = hints[state.view];
     bar.sync();
+    showHeadline(app, said);
     const count = state.view === "overview" ? 1 : app.fields.length;
     const wanted = `${state.view}/${count}`;
     if (wanted !== kind) {
@@ -162,12 +171,16 @@ async function mountNormscope(root, data, { page = false } = {}) {
     }
     // Panels are rebuilt if their tokens change; otherwise they are only painted.
     const now = JSON.stringify([state.part, state.words, state.special, app.fields.map((field) => field.variant.keys)]);
+    if (now !== shape) app.view = wholeMatrix();
     app.panels.forEach((panel, at) => (now === shape ? panel.change(app.fields[at]) : panel.show(app.fields[at])));
     shape = now;
     app.refocus();
+    tools.sync();
+    storyBox.hidden = state.view === "overview" || app.part.layers.length < 2;
+    if (!storyBox.hidden) story.show();
     mixingStrip(app, mixBox);
     aboutMap(app, aboutBox);
-    printed.textContent = Object.values(headline(app)).flat().join(" · ");
+    printed.textContent = Object.values(captionOf(app)).slice(1).flat().join(" · ");
     // If the focused element was replaced, focus its successor, so that keys keep working.
     if (held && !stage.contains(app.active())) {
       const pinned = app.pinned();
@@ -176,8 +189,30 @@ async function mountNormscope(root, data, { page = false } = {}) {
     }
   }
   app.refocus = () => {
-    app.panels.forEach((panel) => panel.paint());
+    const ends = sharedScale(app.fields, app.panels.map((panel) => panel.largest()));
+    app.panels.forEach((panel, at) => panel.paint(ends[at]));
     contributors(app, listBox);
+  };
+  app.look = (view) => {
+    app.view = view;
+    app.refocus();
+    tools.sync();
+  };
+  /** Zoom all heat maps by a factor, or to the whole with 0; the chosen cell stays in sight. */
+  app.zoom = (by) => {
+    const layout = app.panels[0].layout?.();
+    if (!layout) return;
+    const pinned = app.pinned();
+    const place = (list, at) => (at === null || at === undefined ? -1 : list.indexOf(at));
+    const cell = { x: place(app.fields[0].cols, pinned?.key), y: place(app.fields[0].rows, pinned?.query) };
+    const middle = (at, from, count) => (at < 0 ? 0.5 : Math.max(0, Math.min(1, ((at + 0.5 - from) / count) * app.view.scale)));
+    const view = by ? zoomed(app.view, app.view.scale * by, layout, middle(cell.x, app.view.x, layout.cols), middle(cell.y, app.view.y, layout.rows)) : wholeMatrix();
+    app.look(view);
+    app.say(view.scale > 1 ? `zoomed ${view.scale.toFixed(1)} times` : "the whole matrix");
+  };
+  const pan = (across, down) => {
+    const layout = app.panels[0].layout?.();
+    if (layout) app.look(within({ ...app.view, x: app.view.x + (across * layout.cols) / app.view.scale / 4, y: app.view.y + (down * layout.rows) / app.view.scale / 4 }, layout));
   };
 
   let writing = 0;
@@ -210,12 +245,19 @@ async function mountNormscope(root, data, { page = false } = {}) {
     if (event.ctrlKey || event.metaKey || event.altKey || help.open) return;
     if (at.matches?.("select, textarea, [contenteditable], input:not([type=radio]):not([type=checkbox]):not([type=range])")) return;
     const { state } = app;
+    const moves = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[event.key];
+    const matrix = state.view !== "matrix" ? {} : {
+      "+": () => app.zoom(ZOOM_STEP), "=": () => app.zoom(ZOOM_STEP), "-": () => app.zoom(1 / ZOOM_STEP), 0: () => app.zoom(0),
+      ...(event.shiftKey && moves ? { [event.key]: () => pan(...moves) } : {}),
+    };
     const does = {
+      ...matrix,
       1: () => app.set({ view: "tokens" }), 2: () => app.set({ view: "matrix" }), 3: () => app.set({ view: "overview" }),
       l: () => app.step("layer", 1), L: () => app.step("layer", -1),
       h: () => app.step("head", 1), H: () => app.step("head", -1),
       m: () => app.step("map", 1), M: () => app.step("map", -1),
       c: () => app.step("versus", 1), p: () => app.step("part", 1),
+      r: () => app.set({ root: !app.rooted() }),
       n: () => app.set({ scale: state.scale === "share" ? "absolute" : "share" }),
       w: () => app.set({ words: !state.words }),
       x: () => app.set({ special: !state.special }),
@@ -256,7 +298,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   window.addEventListener("beforeprint", () => onPaper(true));
   window.addEventListener("afterprint", () => onPaper(false));
   window.matchMedia("print").addEventListener("change", (paper) => onPaper(paper.matches));
-  if (page) window.addEventListener("hashchange", () => app.set({ ...opening(model, root.clientWidth >= 900), ...fromFragment(location.hash) }));
+  if (page) window.addEventListener("hashchange", () => app.set({ ...opening(model), ...fromFragment(location.hash) }));
   show();
   // Fonts that load late change the layout.
   document.fonts?.ready.then(() => {
