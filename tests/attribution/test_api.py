@@ -571,24 +571,24 @@ def test_unknown_baseline_tokens() -> None:
         ({"continuation": " mat", "generate": 3}, "give one of them"),
         ({"generate": 0}, "at least 1"),
         ({"generate": True}, "number of tokens"),
-        ({"position": 1.5}, "position is a whole number"),
-        ({"continuation": " mat", "position": 1}, "position goes with an answer"),
+        ({"position": 1.5}, "position must be a whole number"),
+        ({"continuation": " mat", "position": 1}, "position applies to an answer"),
         ({"continuation": ""}, "empty"),
         ({"answer": ""}, "empty"),
         ({"answer": [4, 900]}, "no token with the id 900; the model's ids are 0 to 59"),
         ({"answer": -1}, "no token with the id -1"),
         ({"answer": 1.5}, "a string, an id or a list of ids"),
-        ({"target": "the dog"}, "takes no target"),
+        ({"target": "the dog"}, "does not accept target"),
         ({"text_pair": "the dog"}, "one text, not a pair"),
         ({"method": "frozen", "baseline": "<unk>"}, "leave out one of the two"),
         ({"method": "attn_lrp", "baseline": "<unk>"}, "leave out one of the two"),
         ({"method": "secant"}, "give baseline="),
-        ({"method": "lime"}, "method is one of frozen, secant"),
-        ({"units": "bits"}, "units is one of logit, logprob"),
-        ({"gate": "none"}, "gate is one of half"),
-        ({"recompute": "always"}, "recompute is one of auto, True, False"),
+        ({"method": "lime"}, "method must be one of frozen, secant"),
+        ({"units": "bits"}, "units must be one of logit, logprob"),
+        ({"gate": "none"}, "gate must be one of half"),
+        ({"recompute": "always"}, "recompute must be one of auto, True, False"),
         ({"baseline": []}, "empty list"),
-        ({"baseline": 1.5}, "a baseline is a token"),
+        ({"baseline": 1.5}, "a baseline must be a token"),
         ({"similar_to": "a dog", "answer": 3}, "answer and similar_to are given"),
     ],
 )
@@ -610,18 +610,18 @@ def test_bad_texts() -> None:
         normscope.attribute(lm, None, PROMPT)
     with pytest.raises(InputError, match="answer is a list of 1 for 2 texts"):
         normscope.attribute(lm, TOK, [PROMPT, "a dog"], answer=[" mat"])
-    with pytest.raises(InputError, match="continuation goes with the text"):
+    with pytest.raises(InputError, match="continuation must match the text"):
         normscope.attribute(lm, TOK, [PROMPT, "a dog"], continuation=" mat")
 
 
 def test_a_text_that_is_too_long_is_cut_or_refused() -> None:
     lm, long = language_model(), "the cat " * 40
-    with pytest.raises(InputError, match=r"81 tokens.*takes at most 64"):
+    with pytest.raises(InputError, match=r"81 tokens.*accepts at most 64"):
         normscope.attribute(lm, TOK, long, answer=" mat")
     cut = normscope.attribute(lm, TOK, long, answer=" mat and", truncate=True)
     assert len(cut.tokens) == 64
     assert cut.tokens.strings[-1] == "mat"
-    with pytest.raises(InputError, match="takes at most 64"):
+    with pytest.raises(InputError, match="accepts at most 64"):
         normscope.attribute(classifier(), TOK, long)
     assert len(normscope.attribute(classifier(), TOK, long, truncate=True).tokens) == 64
 
@@ -752,7 +752,7 @@ def test_given_tokens_are_not_replaced_by_a_baseline(baseline: str) -> None:
 
 
 def test_a_model_cannot_write_beyond_its_length() -> None:
-    with pytest.raises(InputError, match=r"more than the 64 that GPT2LMHeadModel takes"):
+    with pytest.raises(InputError, match=r"exceed the 64 that GPT2LMHeadModel accepts"):
         normscope.attribute(language_model(), TOK, "the " * 60, generate=5)
 
 

@@ -191,7 +191,7 @@ def test_inference_tensors_are_copied() -> None:
 
 def test_bad_inputs() -> None:
     lm, ids = language_model(), torch.tensor([[0, 4, 6]])
-    with pytest.raises(InputError, match="takes a mapping of tensors"):
+    with pytest.raises(InputError, match="needs a mapping of tensors"):
         normscope.attribute_inputs(lm, {"input_ids": [1, 2]})
     with pytest.raises(InputError, match=r"the id 60, which is out of range.*0 to 59"):
         normscope.attribute_inputs(lm, {"input_ids": torch.tensor([[0, 60]])})

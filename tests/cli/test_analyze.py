@@ -272,7 +272,7 @@ def test_a_part_without_the_layer_is_left_out_and_named(bart: str) -> None:
     [
         (["--text", CAT, "--maps", "attn_w,attn_x"], "'attn_x'; the maps are: attn_w, attn_n"),
         (["--text", CAT, "--maps", ""], "the maps are: attn_w, attn_n"),
-        (["--text", CAT, "--heads", "all"], "heads is one of sum, each, but was given 'all'"),
+        (["--text", CAT, "--heads", "all"], "heads must be one of sum, each, not 'all'"),
         (["--text", CAT, "--layer", "3"], "no layer 3: the model has 0, 1, 2"),
         (["--text", CAT, "--layer", "-1"], "layers are counted from 0; there is no layer -1"),
         (["--text", CAT, "--layer", "two"], "'--layer'.*valid integer"),
@@ -280,7 +280,7 @@ def test_a_part_without_the_layer_is_left_out_and_named(bart: str) -> None:
         (["--text", " \n"], "text is only whitespace"),
         (["--text", CAT, "--text-pair", ""], "text_pair is empty"),
         (["--text", "the cat " * 40], "82 tokens.*at most 64.*--truncate"),
-        (["--text", CAT, "--target", CAT], "BertModel.*takes no target"),
+        (["--text", CAT, "--target", CAT], "BertModel.*does not accept a target"),
         (["--text", CAT, "--dtype", "float8"], "'float8'; valid: auto, float64"),
         (["--text", CAT, "--device", "abacus"], "device 'abacus'.*this machine has: cpu"),
         (["--text", CAT, "--revision", "main"], "a folder has no revision 'main'"),

@@ -56,7 +56,7 @@ def test_only_json_within_the_limit() -> None:
         ({"text": "a", "heads": "all"}, "heads must be one of: sum, each"),
         ({"text": "a", "heads": ["sum"]}, "heads must be one of: sum, each"),
         ({"text": "a", "heads": "each", "maps": ["atb"]}, "single heads"),
-        ({"text": "a", "target": "b"}, "fake takes no target"),
+        ({"text": "a", "target": "b"}, "fake does not accept a target"),
         ({"text": "a", "model": "translator"}, "translator needs a target"),
         ({"text": "a", "path": "/etc/passwd"}, "unknown: path"),
         ({"text": "a", "question": "label"}, "question to fake must be one of: maps, next, write"),

@@ -165,7 +165,7 @@ def test_explain_gives_the_shares_of_attribute(
         (
             "gpt2",
             {"question": "write", "generate": 15},
-            r"the prompt has 8 tokens and 15 may follow, and this server takes at most 20 in all",
+            r"the prompt has 8 tokens and 15 may follow, and this server accepts at most 20 in all",
         ),
         ("gpt2", {"answer": "cat " * 14}, r"the prompt has 8 tokens and 14 may follow"),
         (

@@ -203,7 +203,7 @@ def _questions_of(asked: dict[str, Any], count: int | None) -> list[Question]:
             columns[name] = value
         elif isinstance(value, str) and name in ("text_pair", "target", "continuation"):
             raise InputError(
-                f"{name} goes with the text: give a list of {count} strings, not one string"
+                f"{name} must match the text: give a list of {count} strings, not one string"
             )
         else:
             columns[name] = [value] * count

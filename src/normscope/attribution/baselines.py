@@ -99,8 +99,9 @@ def _check_equal(encoded: Encoded, count: int, other: Encoded) -> None:
 
         tokens = take(encoded.tokens, range(count))
         raise InputError(
-            f"the text has {count} tokens and the baseline {len(other)}; a difference is taken "
-            f"token by token, so give a text with as many:\n{side_by_side(tokens, other.tokens)}"
+            f"the text has {count} tokens and the baseline {len(other)}; the difference is "
+            "computed token by token, so give a text with as many:\n"
+            f"{side_by_side(tokens, other.tokens)}"
         )
 
 
@@ -126,8 +127,8 @@ def embedded(
     lacking = [EMBEDDINGS[n] for n in ids if EMBEDDINGS[n] not in accepted_by(model)]
     if lacking:
         raise InputError(
-            f"{type(model).__name__} takes no {lacking[0]}, so it has no baseline of embeddings: "
-            "give a token or a text as the baseline"
+            f"{type(model).__name__} does not accept {lacking[0]}, so it has no baseline of "
+            "embeddings: give a token or a text as the baseline"
         )
     expected = _plain_value(model, inputs, value)
     # Marian's encoder scales the embeddings that it looks up, and not those that it is given.

@@ -33,8 +33,8 @@ def write(model: Any, tokenizer: Any, text: Encoded, count: int) -> list[int]:
     longest = count if two_sided else len(text.ids) + count
     if limit is not None and longest > limit:
         raise InputError(
-            f"{count} tokens after {len(text.ids)} of the text are more than the {limit} that "
-            f"{type(model).__name__} takes; give a smaller generate= or a shorter text"
+            f"the text has {len(text.ids)} tokens, and {count} more exceed the {limit} that "
+            f"{type(model).__name__} accepts; give a smaller generate= or a shorter text"
         )
     own = model.generation_config
     padding = next((p for p in (own.pad_token_id, tokenizer.pad_token_id) if p is not None), 0)

@@ -149,8 +149,8 @@ class InputRows:
             if isinstance(inputs, Mapping) and inputs:
                 given = ", ".join(f"{name}: {type(v).__name__}" for name, v in inputs.items())
             raise InputError(
-                "attribute_inputs() takes a mapping of tensors (input_ids, pixel_values, …) as the "
-                f"model itself does, but was given {given}"
+                "attribute_inputs() needs a mapping of tensors (input_ids, pixel_values, …) as the "
+                f"model itself does, not {given}"
             )
         for name, tensor in inputs.items():
             if name.endswith("input_ids") and isinstance(tensor, Tensor) and tensor.dim() < 2:

@@ -93,7 +93,7 @@ class Question:
                 f"a foil ({self.foil!r}) without an answer: give answer=, which it is compared with"
             )
         if self.foil is not None and callable(self.answer):
-            raise InputError("a foil goes with an answer in words; subtract it in the function")
+            raise InputError("a foil needs an answer in words; subtract it in the function instead")
         kinds = ("answer", "target", "continuation", "generate", "similar_to")
         chosen = [name for name in kinds if getattr(self, name) is not None]
         if len(chosen) > 1:
@@ -103,14 +103,14 @@ class Question:
         if self.generate is not None and (
             isinstance(self.generate, bool) or not isinstance(self.generate, Integral)
         ):
-            raise InputError(f"generate is a number of tokens, but was given {self.generate!r}")
+            raise InputError(f"generate must be a number of tokens, not {self.generate!r}")
         if self.generate is not None and self.generate < 1:
-            raise InputError(f"generate is at least 1, but was given {self.generate}")
+            raise InputError(f"generate must be at least 1, not {self.generate}")
         if self.position is not None:
             if isinstance(self.position, bool) or not isinstance(self.position, Integral):
-                raise InputError(f"position is a whole number, but was given {self.position!r}")
+                raise InputError(f"position must be a whole number, not {self.position!r}")
             if multiple := [name for name in chosen if name != "answer"]:
-                raise InputError(f"position goes with an answer, not with {multiple[0]}")
+                raise InputError(f"position applies to an answer, not to {multiple[0]}")
         numbers: dict[str, Any] = {
             name: int(number)
             for name, number in (("generate", self.generate), ("position", self.position))
@@ -138,8 +138,8 @@ def _baselines(baseline: Any) -> tuple[Any, ...]:
             isinstance(entry, str | Mapping | int | tuple) and not isinstance(entry, bool)
         ):
             raise InputError(
-                'a baseline is a token such as "[MASK]", a text, "zero" or "mean", or a list of '
-                f"these, but was given {entry!r:.60}"
+                'a baseline must be a token such as "[MASK]", a text, "zero" or "mean", or a list '
+                f"of these, not {entry!r:.60}"
             )
     return baselines
 
@@ -184,11 +184,9 @@ class AttributionOptions:
         for name, choices in valid.items():
             if (value := getattr(self, name)) not in choices:
                 listing = ", ".join(str(choice) for choice in choices)
-                raise InputError(f"{name} is one of {listing}, but was given {value!r}")
+                raise InputError(f"{name} must be one of {listing}, not {value!r}")
         if self.method is not None and self.method not in METHODS:
-            raise InputError(
-                f"method is one of {', '.join(METHODS)}, but was given {self.method!r}"
-            )
+            raise InputError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
         return self
 
     def method_for(self, question: Question) -> str:

@@ -139,11 +139,11 @@ def _refuse_nesting() -> None:
 
 
 def _refuse_without_gradients(model: nn.Module) -> None:
-    """Raise for models that nothing can be taken back through."""
+    """Raise an error for models through which no gradient can be computed."""
     if any(parameter.is_inference() for parameter in model.parameters()):
         raise InputError(
-            "the model was made inside torch.inference_mode(), so nothing can be taken back through"
-            " it; load it outside of that context"
+            "the model was made inside torch.inference_mode(), so gradients cannot be computed "
+            "through it; load it outside of that context"
         )
     for path, module in model.named_modules():
         if type(module).__module__.startswith("torch.ao.nn.") and "quantized" in str(type(module)):
@@ -291,7 +291,7 @@ class _Setup:
             gap,
             network.dtypes,
             difference=self.rules.difference,
-            explain_gap=lambda: "components pushed forwards differ from shares taken back",
+            explain_gap=lambda: "components pushed forwards differ from shares computed backwards",
         )
         checked.add(self.rules)
 

@@ -41,7 +41,7 @@ def row_of(reader: Reader, text: Any, question: Question, model: Any) -> AskedRo
     for name, heads in {"target": [SEQ2SEQ], "continuation": [CAUSAL]}.items():
         if getattr(question, name) is not None and head not in heads:
             raise InputError(
-                f"{type(model).__name__} takes no {name}: {name}= is for "
+                f"{type(model).__name__} does not accept {name}: {name}= is for "
                 f"{'encoder–decoder' if name == 'target' else 'causal language'} models"
             )
     if question.generate is not None and head not in (CAUSAL, SEQ2SEQ):

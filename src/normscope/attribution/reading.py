@@ -77,8 +77,8 @@ class Reader:
             if not self.truncate or room < 1:
                 what = "the text gives" if not added else "the text and what follows it give"
                 raise InputError(
-                    f"{what} {len(whole)} tokens, special tokens included, and the model takes at "
-                    f"most {limit}; shorten the text, or cut it to the limit with truncate=True "
+                    f"{what} {len(whole)} tokens, special tokens included, and the model accepts "
+                    f"at most {limit}; shorten the text, or cut it to the limit with truncate=True "
                     "(on the command line: --truncate)"
                 )
             cut = self._open_ended(string, framed, room)

@@ -82,7 +82,7 @@ def capture(
     """
     if attention not in ATTENTION_MODES:
         valid = ", ".join(ATTENTION_MODES)
-        raise InputError(f"attention must be one of {valid}, but was given {attention!r}")
+        raise InputError(f"attention must be one of {valid}, not {attention!r}")
     _refuse_compiled(model)
     captures: list[Capture] = []
 
@@ -106,7 +106,7 @@ def _refuse_compiled(model: nn.Module) -> None:
     """Raise UnsupportedModelError if a part of the model is compiled: hooks do not run there."""
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
-        raise InputError(f"capture() takes a transformers model, but was given {kind}")
+        raise InputError(f"capture() needs a transformers model, not {kind}")
     for name, module in named_modules(model):
         compiled = (
             "_orig_mod" in module._modules

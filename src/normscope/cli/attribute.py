@@ -212,7 +212,7 @@ def _with_text(arguments: AttributeArguments, options: AttributionOptions) -> At
     """Check everything and read the text, before anything heavy is imported."""
     for name in ("skip_bad", "restart"):
         if getattr(arguments, name):
-            raise InputError(f"--{name.replace('_', '-')} goes with --data")
+            raise InputError(f"--{name.replace('_', '-')} is only for --data")
     question = Question(**arguments.question()).checked()
     options.method_for(question)
     output = arguments.output

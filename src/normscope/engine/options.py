@@ -91,7 +91,7 @@ class AnalysisOptions:
             raise InputError(f"unknown map: {listing}; the maps are: {', '.join(NAMES)}")
         for name, valid in CHOICES.items():
             if (value := getattr(self, name)) not in valid:
-                raise InputError(f"{name} is one of {', '.join(valid)}, but was given {value!r}")
+                raise InputError(f"{name} must be one of {', '.join(valid)}, not {value!r}")
         rest = [name for name in maps if name not in HEAD_MAPS]
         if self.heads == "each" and rest:
             raise InputError(
@@ -128,7 +128,7 @@ def _checked_categories(categories: Any, reduce: Sequence[str]) -> dict[str, Seq
             'categories={"name": ["token", …]} and reduce=("category",) go together: give both'
         )
     if categories is not None and not isinstance(categories, Mapping):
-        raise InputError(f"categories are {{name: [tokens]}}, but was given {categories!r}")
+        raise InputError(f"categories must be {{name: [tokens]}}, not {categories!r}")
     if any(isinstance(tokens, str) for tokens in (categories or {}).values()):
         raise InputError("each category is a list of tokens, not a string")
     if OTHER in (categories or {}):
@@ -145,5 +145,5 @@ def _bytes(memory: str | int) -> int:
     except ValueError:  # "1.2.3GB"
         size = 0
     if size < 1:
-        raise InputError(f'memory is a size such as "2GB" or "500MB", but was given {memory!r}')
+        raise InputError(f'memory must be a size such as "2GB" or "500MB", not {memory!r}')
     return int(size)

@@ -22,7 +22,7 @@ def check_kernels(name: str) -> Kernels:
     for kernels in KERNELS:
         if name == kernels:
             return kernels
-    raise InputError(f"kernels must be one of {', '.join(KERNELS)}, but was given {name!r}")
+    raise InputError(f"kernels must be one of {', '.join(KERNELS)}, not {name!r}")
 
 
 def triton_for(kernels: Kernels, device: torch.device) -> ModuleType | None:

@@ -180,8 +180,8 @@ def analyze_inputs(
     check_available(model, options.maps)
     if not isinstance(inputs, Mapping) or not any(isinstance(v, Tensor) for v in inputs.values()):
         raise InputError(
-            f"analyze_inputs() takes a mapping of tensors (input_ids, pixel_values, …) as the "
-            f"model itself does, but was given {type(inputs).__name__}"
+            f"analyze_inputs() needs a mapping of tensors (input_ids, pixel_values, …) as the "
+            f"model itself does, not {type(inputs).__name__}"
         )
     known = None if tokens is None else [{"": named(row)} for row in tokens]
     measure = Maps(model, options, _signature(model, None, options))
@@ -262,7 +262,7 @@ def _alongside(
     if isinstance(strings, str) != single or (not single and len(strings) != len(texts)):
         what = "one string" if isinstance(strings, str) else f"{len(strings)} strings"
         wanted = "one string" if single else f"a list of {len(texts)} strings"
-        raise InputError(f"{name} goes with the text: give {wanted}, not {what}")
+        raise InputError(f"{name} must match the text: give {wanted}, not {what}")
     return [strings] if isinstance(strings, str) else list(strings)
 
 
@@ -361,8 +361,8 @@ def _check_target(model: Any, has_target: bool) -> None:
         )
     if not two and has_target:
         raise InputError(
-            f"{kind} is not an encoder–decoder model, so it takes no target; for two sentences in "
-            "one input use text_pair"
+            f"{kind} is not an encoder–decoder model, so it does not accept a target; for two "
+            "sentences in one input use text_pair"
         )
 
 

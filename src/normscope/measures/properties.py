@@ -109,7 +109,7 @@ def expansion_rate(
     the model does not run on random ids alone; the numbers do not depend on them.
     """
     if bias not in OUTPUT_BIAS:
-        raise InputError(f"bias is one of {', '.join(OUTPUT_BIAS)}, but was given {bias!r}")
+        raise InputError(f"bias must be one of {', '.join(OUTPUT_BIAS)}, not {bias!r}")
     rates = []
     for layer in affine_maps(model, stack=stack, kind=kind, inputs=inputs):
         left, right = layer.factors(range(len(layer.output)), bias)
@@ -337,7 +337,7 @@ def _choose(
 ) -> list[PerLayer]:
     """Return the entries of the stack and kind of attention that was asked for, by layer."""
     if kind not in ("self", "cross"):
-        raise InputError(f'kind is "self" or "cross", but was given {kind!r}')
+        raise InputError(f'kind must be "self" or "cross", not {kind!r}')
     stacks = [path for path, other in by_stack if other == kind]
     if not stacks:
         raise InputError(f"{type(model).__name__} has no {kind}-attention that normscope can read")
@@ -354,7 +354,7 @@ def _choose(
 
 def _check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise InputError(f"model is a transformers model, but was given a {type(model).__name__}")
+        raise InputError(f"model must be a transformers model, not a {type(model).__name__}")
 
 
 def _ready(

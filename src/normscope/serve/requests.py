@@ -111,7 +111,9 @@ def _check_target(target: str | None, model: str, *, needed: bool) -> None:
     if needed and target is None:
         raise HTTPException(400, f"{model} needs a target, the text that its decoder reads")
     if not needed and target is not None:
-        raise HTTPException(400, f"{model} takes no target; only encoder–decoder models need one")
+        raise HTTPException(
+            400, f"{model} does not accept a target; only encoder–decoder models need one"
+        )
 
 
 def _numbers(fields: Mapping[str, Any], longest: int) -> dict[str, Any]:

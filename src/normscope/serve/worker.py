@@ -179,8 +179,8 @@ def _check_shares(request: Mapping[str, Any], served: ServedModel, max_cells: in
     follows = served.questions["questions"][request["question"]]["follows"]
     if follows and tokens + added > served.max_length:
         raise InputError(
-            f"the prompt has {tokens} tokens and {added} may follow, and this server takes at most "
-            f"{served.max_length} in all; shorten the prompt or what follows"
+            f"the prompt has {tokens} tokens and {added} may follow, and this server accepts at "
+            f"most {served.max_length} in all; shorten the prompt or what follows"
         )
     config = served.model.config.get_text_config()
     layers = (getattr(config, "num_hidden_layers", 1) or 1) if request.get("trace") else 0
@@ -213,7 +213,7 @@ def _count_tokens(
     if count > served.max_length:
         raise InputError(
             f"the {NAMED.get(name, name)} has {count} tokens including special tokens, and this "
-            f"server takes at most {served.max_length}; shorten it"
+            f"server accepts at most {served.max_length}; shorten it"
         )
     return count
 

@@ -128,8 +128,8 @@ def encode(
             if not truncate:
                 subject = "the text gives" if text_pair is None else "text and text_pair give"
                 raise InputError(
-                    f"{subject} {length} tokens, special tokens included, and the model takes at "
-                    f"most {max_length}; shorten the text, or cut it to the limit with "
+                    f"{subject} {length} tokens, special tokens included, and the model accepts "
+                    f"at most {max_length}; shorten the text, or cut it to the limit with "
                     "truncate=True (on the command line: --truncate)"
                 )
             encoding = _call_cut(tokenizer, texts, max_length, **how)
