@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from normscope import Contributions, InputError, LabelledArray
 from normscope.show.headline import (
-    Place,
+    Opening,
     headline,
     most_different,
     percent,
@@ -42,7 +42,7 @@ NORMS = np.array([[[4.0, 3.0, 3.0]] * 3, [[2.0, 1.0, 1.0], [1.0, 8.0, 1.0], [0.2
 
 def test_the_layer_and_the_token_that_differ_most() -> None:
     result = result_of(WEIGHTS, NORMS)
-    assert most_different(result) == Place("", 1, None)
+    assert most_different(result) == Opening("", 1, None)
     shares = NORMS[1] / NORMS[1].sum(axis=-1, keepdims=True)
     weight, norm = WEIGHTS[1].mean(axis=0)[0], shares.mean(axis=0)[0]
     said = f'In layer 1, "[CLS]" gets {100 * weight:.0f}% of the attention weight but '
@@ -74,12 +74,12 @@ def test_single_heads_open_on_the_head_that_differs_most() -> None:
     weights = np.stack([WEIGHTS[0], WEIGHTS[1]])[None]
     norms = np.stack([NORMS[0], NORMS[1]])[None]
     result = result_of(weights, norms)
-    assert most_different(result) == Place("", 0, 1)
+    assert most_different(result) == Opening("", 0, 1)
     assert headline(result).startswith('In layer 0, head 1, "[CLS]" gets 70% of')
     assert headline(result, head=0).startswith("In layer 0, head 0, the shares")
     # The mean of the weights follows from the heads; norms of summed heads have to be there.
     both = [result_of(weights, None), result_of(None, NORMS[1:])]
-    assert most_different(both) == Place("", 0, None)
+    assert most_different(both) == Opening("", 0, None)
 
 
 def test_one_map_alone_names_the_largest_contributor() -> None:

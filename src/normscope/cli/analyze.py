@@ -31,7 +31,7 @@ from normscope.cli.output import (
 )
 from normscope.cli.status import working
 from normscope.cli.texts import check_texts, read_text
-from normscope.decomposition.scopes import HEAD_MAPS, NORMS, WEIGHTS
+from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.engine.options import AnalysisOptions
 from normscope.errors import InputError
 from normscope.foundation.files import check_file
@@ -318,18 +318,15 @@ def _draw(result: Contributions, output: str) -> str:
     Without both weights and norms it is the last layer. An encoder-decoder model's picture is that
     of its cross-attention.
     """
+    from normscope.show.headline import most_different
     from normscope.show.plots import compare, scopes
-    from normscope.show.terminal import difference, layer_name, row_shares
+    from normscope.show.terminal import layer_name
 
     stage("drawing")
     parts = result.parts
     part = parts.get("cross", next(reversed(parts.values()))) if parts else result
-    layers = part[next(iter(part))].labels["layer"]
-    position = -1
-    if WEIGHTS in part and NORMS in part:
-        differences = difference(row_shares(part[WEIGHTS]), row_shares(part[NORMS]))
-        position = int(differences.argmax())
+    layer = most_different(part).layer
     side_by_side = compare if len(part) <= MAPS_IN_A_ROW else scopes
-    axes = side_by_side(part, layers[position], list(part))
+    axes = side_by_side(part, layer, list(part))
     save_figure(axes[0].figure, output, dpi=150)
-    return layer_name(layers[position], layers)
+    return layer_name(layer, part[next(iter(part))].labels["layer"])

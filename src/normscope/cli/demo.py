@@ -125,7 +125,7 @@ def measure(result: Contributions) -> CategoryShares:
     """Sum each query's row over the keys of a category, and average over the queries."""
     import numpy as np
 
-    from normscope.show.terminal import difference, row_shares
+    from normscope.show.headline import difference, row_shares
 
     of_key = np.array(category_of(result.key_tokens))
     present = list(dict.fromkeys(of_key.tolist()))

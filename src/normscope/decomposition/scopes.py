@@ -38,6 +38,7 @@ class Scope:
     title: str
     formula: str
     meaning: str
+    whole: str = ""  # what a row's cells are shares of, in a sentence
     weight: bool = False  # made of attention weights alone, not of vectors
     ff_norm_before: bool | None = None  # whether a norm must (or must not) precede the feed-forward
     formula_with_column: str = ""  # in cross-attention, the residual being a column of its own
@@ -76,6 +77,7 @@ _TABLE = (
         label="weight α",
         title="Attention weights",
         formula="ᾱ_{ij} = mean_{h} α_{ij}^{h}",
+        whole="the attention weight",
         meaning="How much each token is looked at, mean over heads. It does not say how long the "
         "vector is that comes from there.",
         weight=True,
@@ -91,6 +93,7 @@ _TABLE = (
         label="norm ‖αf(x)‖",
         title="Attention norms",
         formula="‖s_{ij}‖,  s_{ij} = Σ_{h} α_{ij}^{h} f_{h}(x_{j})",
+        whole="what is added",
         meaning="The length of the vector that the attention adds, heads summed before the length "
         "is taken.",
         head_title="Attention norms of one head",
@@ -104,6 +107,7 @@ _TABLE = (
         label="weight, residual",
         title="Weights with the residual",
         formula="½ ᾱ_{ij} + ½ δ_{ij}",
+        whole="the weight with the residual",
         meaning="The weights, with the residual connection counted as half.",
         weight=True,
         formula_with_column="½ ᾱ_{ij};  ½ for the residual",
@@ -115,6 +119,7 @@ _TABLE = (
         label="norm, residual",
         title="Norms with the residual",
         formula="‖z_{ij}‖,  z_{ij} = s_{ij} + δ_{ij} x_{i}",
+        whole="the sum with the residual",
         meaning="What the attention adds, and what the token keeps of itself through the residual "
         "connection.",
         formula_with_column="‖s_{ij}‖;  ‖x_{i}‖ for the residual",
@@ -126,6 +131,7 @@ _TABLE = (
         label="norm, residual, layer norm",
         title="The attention block: residual and layer norm",
         formula="‖p_{ij}‖,  p_{ij} = γ ⊙ (z_{ij} − mean z_{ij}) / σ_{i}",
+        whole="the attention block’s output",
         meaning="The whole attention block, as its layer norm hands it on.",
         formula_with_column="‖γ ⊙ (s_{ij} − mean s_{ij}) / σ_{i}‖;  "
         "the same of x_{i} for the residual",
@@ -137,6 +143,7 @@ _TABLE = (
         label="attention block",
         title="The attention block (ATB)",
         formula="‖p_{ij}‖, or ‖z_{ij}‖ where no norm follows",
+        whole="the attention block’s output",
         meaning="The attention block, where the feed-forward takes over.",
     ),
     Scope(
@@ -146,6 +153,7 @@ _TABLE = (
         label="attention block, norm",
         title="The attention block and the norm after it",
         formula="‖γ ⊙ (z_{ij} − mean z_{ij}) / σ_{i}‖",
+        whole="what the feed-forward reads",
         meaning="What the feed-forward reads. An RMS norm takes no mean off.",
         ff_norm_before=True,
     ),
@@ -156,6 +164,7 @@ _TABLE = (
         label="feed-forward",
         title="Through the feed-forward",
         formula="‖F_{ij}‖,  F_{ij} = FF(p_{i}) split over j",
+        whole="what the feed-forward adds",
         meaning=f"What the feed-forward adds: {_FF}.",
         ff_norm_before=False,
     ),
@@ -166,6 +175,7 @@ _TABLE = (
         label="feed-forward, residual",
         title="The feed-forward with its residual",
         formula="‖F_{ij} + p_{ij}‖",
+        whole="the sum with the feed-forward",
         meaning=f"Further {_FF}, and the residual around it.",
         ff_norm_before=False,
     ),
@@ -176,6 +186,7 @@ _TABLE = (
         label="whole layer",
         title="The whole layer",
         formula="‖γ_{2} ⊙ (r_{ij} − mean r_{ij}) / σ_{i}‖,  r_{ij} = F_{ij} + p_{ij}",
+        whole="the layer’s output",
         meaning="From the layer's input to its output: attention block, feed-forward, residual, "
         "norm.",
         ff_norm_before=False,
@@ -187,6 +198,7 @@ _TABLE = (
         label="norm, feed-forward",
         title="Through norm and feed-forward",
         formula="‖F_{ij}‖,  F_{ij} = FF(LN(z_{i})) split over j",
+        whole="what the feed-forward adds",
         meaning=f"What the feed-forward adds: {_FF}.",
         ff_norm_before=True,
     ),
@@ -197,6 +209,7 @@ _TABLE = (
         label="whole layer",
         title="The whole layer",
         formula="‖F_{ij} + z_{ij}‖",
+        whole="the layer’s output",
         meaning="From the layer's input to its output: attention block, feed-forward, residual.",
         ff_norm_before=True,
     ),

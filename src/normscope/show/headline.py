@@ -26,28 +26,13 @@ from normscope.results.passages import piece_texts
 from normscope.show.wording import decimals_for, signed
 from normscope.text.tokens import Tokens
 
-# What the rows of a map are shares of.
-WHOLES = {
-    "attn_w": "the attention weight",
-    "attn_n": "what is added",
-    "attn_res_w": "the weight with the residual",
-    "attn_res_n": "the sum with the residual",
-    "attn_res_ln_n": "the attention block’s output",
-    "atb": "the attention block’s output",
-    "atb_ln": "what the feed-forward reads",
-    "atb_ff": "what the feed-forward adds",
-    "atb_ln_ff": "what the feed-forward adds",
-    "atb_ff_res": "the sum with the feed-forward",
-    "atb_ff_res_ln": "the layer’s output",
-    "atb_ln_ff_res": "the layer’s output",
-}
 PLACES = {"encoder": "the encoder", "decoder": "the decoder", "cross": "the cross-attention"}
 AGREE = 0.01  # shares that differ by less than a point are said to agree
 LONGEST = 24  # characters of a token
 
 
 @dataclass(frozen=True)
-class Place:
+class Opening:
     """A layer of a part of the model, and one of its heads or None for the heads together."""
 
     part: str
@@ -55,12 +40,24 @@ class Place:
     head: int | None = None
 
 
+def row_shares(values: Any) -> NDArray[np.float64]:
+    """Divide every row of (…, query, key) by its sum; a row of zeros stays as it is."""
+    wide = np.asarray(values, dtype=np.float64)
+    total = wide.sum(axis=-1, keepdims=True)
+    return np.divide(wide, total, out=np.zeros_like(wide), where=total > 0)
+
+
+def difference(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the total variation distance of two maps' row shares, averaged over the queries."""
+    return np.asarray(np.abs(first - second).sum(axis=-1).mean(axis=-1) / 2)
+
+
 def whole(name: str) -> str:
     """Return what the rows of a map are shares of, as in "the attention weight"."""
-    return WHOLES.get(name, f"the sum of {name}")
+    return SCOPES[name].whole if name in SCOPES else f"the sum of {name}"
 
 
-def most_different(result: Contributions | Sequence[Contributions]) -> Place:
+def most_different(result: Contributions | Sequence[Contributions]) -> Opening:
     """Return where weights and norms differ most, or the last layer of a result without both.
 
     The difference is the total variation of the row shares, averaged over the queries. An
@@ -69,10 +66,10 @@ def most_different(result: Contributions | Sequence[Contributions]) -> Place:
     """
     view = _view(result)
     if len(view.names) < 2:
-        return Place(view.part, view.layers[-1], view.heads[0] if view.heads else None)
+        return Opening(view.part, view.layers[-1], view.heads[0] if view.heads else None)
     gaps = np.stack([view.gaps(layer) for layer in range(len(view.layers))])
     place = np.unravel_index(int(gaps.argmax()), gaps.shape)
-    return Place(view.part, view.layers[place[0]], view.heads[place[1]] if view.heads else None)
+    return Opening(view.part, view.layers[place[0]], view.heads[place[1]] if view.heads else None)
 
 
 def headline(
@@ -108,7 +105,7 @@ def headline(
         if head not in view.heads:
             raise InputError(f"there is no head {head}; there are: {view.heads}")
         rows = [values[view.heads.index(head)] for values in rows]
-    start = _where(Place(view.part, layer, head if view.heads else None))
+    start = _where(Opening(view.part, layer, head if view.heads else None))
     if query is not None:
         if not 0 <= query < len(view.queries):
             raise InputError(f"there is no token {query}; there are {len(view.queries)}")
@@ -130,12 +127,11 @@ class _View:
 
     def shares(self, layer: int) -> list[NDArray[np.float64]]:
         """Return the row shares of each map in one layer."""
-        return [_shares(values[layer]) for values in self.values]
+        return [row_shares(values[layer]) for values in self.values]
 
     def gaps(self, layer: int) -> NDArray[np.float64]:
         """Return how much the two maps differ in one layer, for each head if there are heads."""
-        first, second = self.shares(layer)
-        return np.asarray(np.abs(first - second).sum(axis=-1).mean(axis=-1) / 2)
+        return difference(*self.shares(layer))
 
 
 def _view(result: Contributions | Sequence[Contributions]) -> _View:
@@ -264,13 +260,7 @@ def _named(texts: Sequence[str], special: Sequence[bool], at: int) -> str:
     return f"{name} at position {at}" if list(texts).count(text) > 1 else name
 
 
-def _where(place: Place) -> str:
+def _where(place: Opening) -> str:
     part = f" of {PLACES.get(place.part, place.part)}" if place.part else ""
     head = "" if place.head is None else f", head {place.head}"
     return f"In layer {place.layer}{part}{head}, "
-
-
-def _shares(values: NDArray[Any]) -> NDArray[np.float64]:
-    wide = values.astype(np.float64)
-    total = wide.sum(axis=-1, keepdims=True)
-    return np.divide(wide, total, out=np.zeros_like(wide), where=total > 0)

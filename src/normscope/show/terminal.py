@@ -12,6 +12,7 @@ from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray, printable
 from normscope.results.contributions import Contributions
+from normscope.show.headline import difference, headline, row_shares
 from normscope.show.wording import short_signature
 from normscope.text.tokens import Tokens
 
@@ -38,18 +39,6 @@ NOTE_BOTH = (
 _PLAIN: dict[str, Any] = {"soft_wrap": True, "markup": False, "highlight": False, "emoji": False}
 
 
-def row_shares(values: Any) -> NDArray[np.float64]:
-    """Divide every row of (…, query, key) by its sum; a row of zeros stays as it is."""
-    wide = np.asarray(values, dtype=np.float64)
-    total = wide.sum(axis=-1, keepdims=True)
-    return np.divide(wide, total, out=np.zeros_like(wide), where=total > 0)
-
-
-def difference(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the total variation distance of two maps' row shares, averaged over the queries."""
-    return np.asarray(np.abs(first - second).sum(axis=-1).mean(axis=-1) / 2)
-
-
 def percent(share: float) -> str:
     """Format a share, as in `4.3%`."""
     return f"{100 * share:.1f}%"
@@ -62,7 +51,7 @@ def show(
     query: str | None = None,
     hint: str | None = "result.signature",
 ) -> None:
-    """Print the tokens, the largest contributors of each layer, the errors and the signature.
+    """Print a headline, the tokens, the largest contributors of each layer, and the errors.
 
     Args:
         result: Maps of one text.
@@ -72,6 +61,8 @@ def show(
     """
     parts = result.parts or {"": result}
     rows = None if query is None else find_queries(parts, query)
+    if rows is None:
+        console.print(f"{headline(result)}\n", style="bold", markup=False, highlight=False)
     shown: dict[Tokens, str] = {}
     for name, part in parts.items():
         if rows is not None and not rows[name]:

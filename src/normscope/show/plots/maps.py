@@ -13,6 +13,8 @@ from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
+from normscope.show import headline as sentences
+from normscope.show.headline import row_shares
 from normscope.show.plots.style import (
     PAGE,
     as_array,
@@ -28,7 +30,6 @@ from normscope.show.plots.style import (
     styled,
     wrap,
 )
-from normscope.show.terminal import row_shares
 from normscope.show.wording import describe
 
 if TYPE_CHECKING:
@@ -142,10 +143,9 @@ def heatmap(
 
 def _headline(result: Contributions, layer: int, head: int | None, names: Sequence[str]) -> str:
     """Return the sentence above a comparison."""
-    where = f"layer {layer}" + ("" if head is None else f", head {head}")
     if list(names) == [WEIGHTS, NORMS]:
-        return f"Attention weights beside what attention adds, {where}"
-    return where.capitalize()
+        return sentences.headline(result, layer, head=head)
+    return f"Layer {layer}" + ("" if head is None else f", head {head}")
 
 
 def _draw_map(

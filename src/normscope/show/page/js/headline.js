@@ -38,7 +38,7 @@ function sentence(app) {
   const place = part.place ? ` of ${part.place}` : "";
   const start = `In layer ${state.layer}${place}${fields[0].label ? `, ${fields[0].label}` : ""}, `;
   const query = focus?.query ?? null;
-  return [start, ...(query === null ? aboutMean(fields, focus?.key ?? null) : aboutRow(fields, query, focus.key ?? null))];
+  return [start, ...(query === null ? aboutMean(fields, focus?.key ?? null) : aboutRow(fields, query, focus.key ?? null, app.model.pair))];
 }
 
 /** What the key that differs most, or the chosen one, gets on average. */
@@ -59,7 +59,7 @@ function aboutMean(fields, chosen) {
 }
 
 /** What the chosen query gets from the key that differs most, or from the chosen one. */
-function aboutRow(fields, query, chosen) {
+function aboutRow(fields, query, chosen, [weightsName, normsName]) {
   const widest = fields[fields.length - 1].width > fields[0].width ? fields[fields.length - 1] : fields[0];
   const of = (which, key) => fields[which].value(query, key);
   const receiver = tokenName(fields[0].queries, query);
@@ -68,7 +68,7 @@ function aboutRow(fields, query, chosen) {
   const own = widest.self && key === query;
   const giver = own ? ["itself"] : tokenName(widest.keys, key);
   const [first, second] = [of(0, key), pair ? of(1, key) : 0];
-  const weights = fields[0].name === "attn_w";
+  const weights = fields[0].name === weightsName;
   if (!pair) {
     if (weights) return [...receiver, chosen === null ? " gives most of its attention weight to " : " gives attention weight to ", ...giver, `: ${rounded(first)}.`];
     return [chosen === null ? "the largest contributor to " : "the contribution to ", ...receiver, chosen === null ? " is " : " from ", ...giver, `: ${rounded(first)} of ${fields[0].variant.whole}.`];
@@ -76,7 +76,7 @@ function aboutRow(fields, query, chosen) {
   const agree = Math.abs(first - second) < AGREE;
   if (agree && chosen === null) return ["for ", ...receiver, `, ${agreement(fields)}`];
   const only = second < first && !agree ? "only " : "";
-  if (weights && fields[1].name === "attn_n")
+  if (weights && fields[1].name === normsName)
     return [...receiver, ` gives ${rounded(first)} of its attention weight to `, ...giver,
       `, ${agree ? "and" : "but"} ${only}${rounded(second)} of what is added to it comes from ${own ? "itself" : "there"}.`];
   return [...(own ? [...receiver, " itself"] : giver), ` makes up ${rounded(first)} of ${fields[0].variant.whole} for `, ...receiver,

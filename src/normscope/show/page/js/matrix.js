@@ -32,7 +32,7 @@ function matrixPanel(app) {
     const [rows, cols] = [field.rows.length, field.cols.length];
     const guess = Math.min(LARGEST_CELL, (wide - 60 - AXIS) / cols);
     const named = guess >= SMALLEST_LABEL; // label every token; else every second, third, …
-    context.font = `${Math.max(9, Math.min(13, Math.floor(guess * 0.72)))}px ${app.font()}`;
+    context.font = `13px ${app.font()}`; // as large as labels become when zoomed
     const room = Math.min(110, 0.25 * wide);
     const longest = (list, shown) => Math.ceil(shown.reduce((most, at) => Math.max(most, context.measureText(label(list[at])).width), 0));
     const left = AXIS + Math.min(room, longest(field.queries, field.rows) + 8);

@@ -106,7 +106,7 @@ function minimap(app, place) {
       const { view } = app;
       canvas.hidden = view.scale <= 1;
       if (canvas.hidden) return;
-      const { rows, cols } = place();
+      const { rows, cols, left, top, cell } = place();
       const size = MINIMAP / Math.max(rows, cols);
       const ratio = window.devicePixelRatio || 1;
       const [wide, high] = [Math.max(8, cols * size), Math.max(8, rows * size)];
@@ -114,6 +114,9 @@ function minimap(app, place) {
       canvas.height = high * ratio;
       canvas.style.width = `${wide}px`;
       canvas.style.height = `${high}px`;
+      // The upper right, which is empty where tokens see only those before them.
+      canvas.style.left = `${left + cols * cell - wide - 8}px`;
+      canvas.style.top = `${top + 6}px`;
       const context = canvas.getContext("2d");
       context.scale(ratio, ratio);
       context.drawImage(picture, 0, 0, wide, high);
