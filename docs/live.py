@@ -67,7 +67,7 @@ PAGES = {
         "The share of every token in SmolLM2’s preference for “are” over “is”.", _shares, 760
     ),
     "alignment": LivePage(
-        "A German sentence and its translation, aligned by the packaged model.", _alignment, 560
+        "A German sentence and its translation, aligned by the packaged model.", _alignment, 680
     ),
 }
 

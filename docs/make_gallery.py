@@ -30,7 +30,11 @@ FINDINGS = (
     *("negation", "translation", "few_bits"),
 )
 # Live pages (docs/live.py) that are shown with a finding.
-LIVE = {"weights_and_norms": "weights-and-norms", "agreement": "are-or-is"}
+LIVE = {
+    "weights_and_norms": "weights-and-norms",
+    "agreement": "are-or-is",
+    "translation": "alignment",
+}
 
 HEAD = """# Gallery
 

@@ -11,7 +11,11 @@ from playwright.sync_api import Browser, Page, expect
 from tests.browser.conftest import SLOW, watch
 from tests.helpers.site import build
 
-SHOWN_BY = {"weights-and-norms": "tutorial.html", "are-or-is": "tutorial.html"}
+SHOWN_BY = {
+    "weights-and-norms": "tutorial.html",
+    "are-or-is": "tutorial.html",
+    "alignment": "gallery.html",
+}
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +52,15 @@ def test_no_page_is_wider_than_the_window(width: int, offline: Page, site: Path)
         offline.goto((site / path).as_uri())
         too_wide = offline.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert too_wide <= 0, path
+
+
+def test_live_pages_follow_the_colours_of_the_site(offline: Page, site: Path) -> None:
+    offline.emulate_media(color_scheme="light")
+    offline.goto((site / "tutorial.html").as_uri())
+    selector = 'iframe[src*="live/weights-and-norms.html"]'
+    offline.locator(selector).scroll_into_view_if_needed()
+    page = offline.frame_locator(selector).locator(".normscope[data-ready]")
+    expect(page).to_have_attribute("data-theme", "light", timeout=SLOW)
+    for theme, button in (("dark", "Dark"), ("light", "Light")):
+        offline.locator(f'label[title="{button}"]').click()
+        expect(page).to_have_attribute("data-theme", theme)

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,16 @@ FETCHED = re.compile(
     r"|<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preconnect|preload|icon))[^>]*\bhref=[\"']?(?:https?:)?//"
     r"|@import|url\([\"']?(?:https?:)?//",
 )
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +104,48 @@ def test_every_error_has_its_page() -> None:
 
 
 def test_the_page_of_screens_shows_every_picture() -> None:
-    spec = importlib.util.spec_from_file_location("screens", DOCS / "make_screens.py")
-    assert spec is not None
-    assert spec.loader is not None
-    screens = importlib.util.module_from_spec(spec)
-    sys.modules["screens"] = screens  # dataclasses look their module up
-    spec.loader.exec_module(screens)
+    screens = _script("make_screens")
     page = screens.PAGE.read_text(encoding="utf-8")
     assert page == screens.page(), "renew it: python docs/make_screens.py"
     pictures = list(screens.IMAGES.glob("*"))
     assert [path.name for path in pictures if f"screens/{path.name})" not in page] == []
     assert sum(path.stat().st_size for path in pictures) < screens.LIMIT
+
+
+def test_a_live_page_that_cannot_be_made_is_a_warning_and_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A strict build fails on the warning; another one says what is missing."""
+    live = _script("live")
+
+    def fail(path: Path) -> None:
+        raise normscope.ModelNotFoundError("the default model is not installed")
+
+    monkeypatch.setattr(live, "CACHE", tmp_path)
+    monkeypatch.setitem(live.PAGES, "are-or-is", live.LivePage("Shares.", fail))
+    with caplog.at_level("WARNING"):
+        assert live.made("are-or-is") is None
+    assert "are-or-is was not made: the default model is not installed" in caplog.text
+    page, files = SimpleNamespace(file=None), SimpleNamespace(get_file_from_path=lambda uri: None)
+    text = live.on_page_markdown("a\n<!-- live: are-or-is -->\nb", page, None, files)
+    assert text.startswith("a\n*Shares. (This build")
+    assert "<iframe" not in text
+
+
+def test_live_pages_are_kept_until_the_source_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, written = _script("live"), []
+
+    def write(path: Path) -> None:
+        written.append(path)
+        path.write_text("page", encoding="utf-8")
+
+    monkeypatch.setattr(live, "CACHE", tmp_path)
+    monkeypatch.setitem(live.PAGES, "are-or-is", live.LivePage("Shares.", write))
+    first = live.made("are-or-is")
+    assert live.made("are-or-is") == first
+    monkeypatch.setattr(live, "_fingerprint", lambda: "changed")
+    assert live.made("are-or-is") != first
+    assert len(written) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["changed"]  # the old one is removed

@@ -31,7 +31,7 @@ FINDINGS = [script for script in SCRIPTS if script.stem in GALLERY.FINDINGS]
 each = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 
 ENGLISH = ["the", "man", "i", "saw", "yesterday", "is", "my", "teach", "er"]
-GERMAN = ["der", "mann", "ich", "gesehen", "gestern", "ist", "mein", "lehr", "er"]
+GERMAN = ["der", "mann", "ich", "gesehen", "gestern", "ist", "mein", "lehrer", "lehrer"]
 
 
 def _mixing(names: dict[str, Any]) -> bool:
@@ -73,7 +73,7 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], bool]] = {
     "repeated_name": lambda n: n["first"] < 0 < n["second"] < n["mary"],
     "fact": _fact,
     "negation": lambda n: n["result"].value > 0.8 and -0.1 < n["shares"]["no"] < 0,
-    "translation": lambda n: n["made"] == ENGLISH and n["largest"] == GERMAN,
+    "translation": lambda n: n["english"] == ENGLISH and n["largest"] == GERMAN,
     "few_bits": lambda n: n["mean"][8] < 0.01 and n["mean"][3] > 0.3,
 }
 NUMBER = re.compile(r"\d+(?:\.\d+)?")

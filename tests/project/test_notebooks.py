@@ -30,7 +30,13 @@ def test_it_shows_what_it_put_out(path: Path) -> None:
     shown = [bool(cell["outputs"]) for cell in cells(path)]
     assert sum(shown) >= 4
     assert all(cell["execution_count"] for cell in cells(path))
-    assert path.stat().st_size < 100_000
+    assert path.stat().st_size < 250_000
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_it_has_pictures(path: Path) -> None:
+    kinds = [kind for cell in cells(path) for o in cell["outputs"] for kind in o.get("data", {})]
+    assert {"image/png", "text/html"} & set(kinds)
 
 
 def test_there_are_notebooks() -> None:

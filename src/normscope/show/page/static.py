@@ -1,30 +1,73 @@
-"""Small static HTML of results and arrays, which notebooks show for the last line of a cell."""
+"""Small static HTML of results and arrays, which notebooks show for the last line of a cell.
+
+Notebooks remove stylesheets from a cell's output, so the style is in the elements. Colours lie over
+the background of the notebook, light or dark, and stay pale enough for its text.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.results.arrays import LabelledArray, printable
 from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
 from normscope.results.passages import piece_texts
 from normscope.show import html
+from normscope.show.headline import headline, most_different, percent, shares_headline, whole
+from normscope.show.palette import CATEGORIES, DIVERGING
 from normscope.show.wording import decimals_for, describe, proof, signed
 from normscope.text.tokens import Tokens
 
 SHOWN = 24  # tokens of an axis
 LETTERS = 24  # characters of a token
+BARS_SHOWN = 60  # tokens with bars
+BAR_HEIGHT = 44  # pixels
 SHARES_SHOWN = 400  # tokens of an attribution
-BLUE, ORANGE = "33,87,196", "216,110,20"
+DARKEST = 0.6  # opacity of a colour under text
 
+
+def _rgb(colour: str) -> str:
+    """Return the parts of a colour such as "#2a66cf" for rgba(): "42,102,207"."""
+    return ",".join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))
+
+
+ORANGE, BLUE = _rgb(DIVERGING["light"][1]), _rgb(DIVERGING["light"][-2])
+
+_TOKEN = "display:inline-block;text-align:center;margin:0 4px 6px 0"
+_BARS = (
+    f"display:flex;align-items:flex-end;justify-content:center;gap:1px;height:{BAR_HEIGHT}px;"
+    "border-bottom:1px solid rgba(128,128,128,.5)"
+)
 _CELL = "padding:1px 5px;text-align:right;font-variant-numeric:tabular-nums;font-size:11px"
 _NAME = "padding:1px 6px;text-align:right;font-weight:400;font-size:11px;white-space:nowrap"
 
-# Notebooks remove stylesheets from a cell's output, so the style is in the elements.
 _RESULT = """\
-<div><b>Contributions</b>
+<div>
+{% if headline %}
+<div style="font-size:1.1em"><b>{{ headline }}</b></div>
+<div style="margin:4px 0">
+{%- for label, colour in legend %}
+<span style="color:{{ colour }}">■</span> {{ label }}&ensp;
+{%- endfor -%}
+</div>
+<div dir="auto" style="max-width:60em">
+{%- for text, title, heights in bars -%}
+<span title="{{ title }}" style="{{ token_style }}"><span style="{{ bars_style }}">
+{%- for colour, height in heights -%}
+<span style="width:9px;height:{{ height }}px;background:{{ colour }}"></span>
+{%- endfor -%}
+</span>{{ text }}</span>
+{%- endfor -%}
+{{ more }}</div>
+<div style="opacity:.8">{{ scale }}</div>
+{% endif %}
+<details style="margin-top:4px"{% if not headline %} open{% endif %}>
+<summary>{{ summary }}</summary>
 {%- if tokens %}<div>{{ tokens }}</div>{% endif -%}
 <table><thead><tr>
 <th style="text-align:left">map</th><th style="text-align:left">what it is</th>
@@ -40,7 +83,7 @@ _RESULT = """\
 <td>{{ map.shape }}</td><td>{{ map.error }}</td></tr>
 {% endfor %}
 {% endfor %}
-</tbody></table>
+</tbody></table></details>
 <div><code>.show()</code> opens the interactive page, <code>.to_html(path)</code> writes it.</div>
 </div>
 """
@@ -58,13 +101,13 @@ _ARRAY = """\
 {% for label, cells in rows %}
 <tr><th style="{{ name_style }}">{{ label }}</th>
 {%- for text, shade in cells -%}
-<td style="{{ cell_style }};background:rgba(33,87,196,{{ shade }})">{{ text }}</td>
+<td style="{{ cell_style }};background:rgba({{ blue }},{{ shade }})">{{ text }}</td>
 {%- endfor -%}
 </tr>
 {% endfor %}
 </tbody></table></div>
 {% if choices %}
-<div>{{ choices }}; <code>.sel(…)</code> chooses</div>
+<div>{{ choices }}. Select others with <code>.sel(…)</code>.</div>
 {% endif %}
 {% endif %}
 </div>
@@ -73,13 +116,14 @@ _ARRAY = """\
 
 _SHARES = """\
 <div><b>{{ question }}</b>
+<div>{{ headline }}</div>
 <div dir="auto" style="line-height:1.9;max-width:60em">
 {%- for space, text, share, colour in tokens -%}
 {{ space }}<span title="{{ share }}" style="{{ colour }}">{{ text }}</span>
 {%- endfor -%}
 {{ more }}</div>
 <div>{{ proof }}</div>
-<div><code>.show()</code> shows more, <code>.to_html(path)</code> writes the interactive page.</div>
+<div><code>.show()</code> opens the interactive page, <code>.to_html(path)</code> writes it.</div>
 </div>
 """
 
@@ -101,28 +145,99 @@ def attribution_html(result: Attribution) -> str:
     shown = tokens[:SHARES_SHOWN]
     more = f" … ({len(tokens)})" if len(tokens) > len(shown) else ""
     question = printable(result.question)
-    filled = html.render(_SHARES, question=question, tokens=shown, more=more, proof=proof(result))
+    filled = html.render(
+        _SHARES,
+        question=question,
+        headline=shares_headline(result),
+        tokens=shown,
+        more=more,
+        proof=proof(result),
+    )
     return str(filled)
 
 
 def _background(share: float, largest: float) -> str:
     """Return the style of a token: blue for, orange against, nothing at zero."""
-    shade = 0.6 * abs(share) / largest if largest > 0 else 0.0
+    shade = DARKEST * abs(share) / largest if largest > 0 else 0.0
     return f"border-radius:3px;background:rgba({BLUE if share > 0 else ORANGE},{shade:.2f})"
 
 
 def result_html(result: Contributions) -> str:
-    """Return a table of a result's maps, with its tokens and errors."""
+    """Return what the weights of a result hide, in a sentence and a picture, and its maps.
+
+    The picture has two bars above each token: its share of the attention weight, and of what is
+    added, in the layer where the two differ most.
+    """
+    owners = result.parts or {"": result}
     parts = [
         {
             "name": name,
             "tokens": _token_list(part.tokens),
             "maps": [_map_row(part, map_name) for map_name in part],
         }
-        for name, part in (result.parts or {"": result}).items()
+        for name, part in owners.items()
     ]
+    picture: dict[str, Any] = {"headline": None}
+    if any(len(list(part)) for part in owners.values()):  # reduced results have no maps
+        place = most_different(result)
+        picture = _picture(owners[place.part], place.layer, place.head)
+        picture["headline"] = headline(result, place.layer, head=place.head)
     tokens = None if result.parts else _token_list(result.tokens)
-    return str(html.render(_RESULT, parts=parts, tokens=tokens))
+    summary = _summary(owners)
+    return str(html.render(_RESULT, parts=parts, tokens=tokens, summary=summary, **picture))
+
+
+def _summary(owners: Mapping[str, Contributions]) -> str:
+    maps = sum(len(list(part)) for part in owners.values())
+    errors = [error for part in owners.values() for error in part.error.values()]
+    words = f"{maps} map{'' if maps == 1 else 's'} of a Contributions result"
+    return f"{words}, largest error {_error(max(errors))}" if errors else words
+
+
+def _picture(part: Contributions, layer: int, head: int | None) -> dict[str, Any]:
+    """Return bars for the shares of each key in weights and norms, or in the first map."""
+    names = [name for name in (WEIGHTS, NORMS) if name in part] or list(part)[:1]
+    colours = dict(zip((WEIGHTS, NORMS), CATEGORIES, strict=False))
+    shares = {name: _key_shares(part[name], layer, head) for name in names}
+    largest = max(float(values.max(initial=0.0)) for values in shares.values())
+    tokens = part[names[0]].tokens["key"]
+    bars = []
+    for at, text in enumerate(tokens.texts[:BARS_SHOWN]):
+        own = {name: float(values[at]) for name, values in shares.items()}
+        title = ", ".join(f"{share:.1%} of {whole(name)}" for name, share in own.items())
+        heights = [
+            (colours.get(name, CATEGORIES[0]), _height(share, largest))
+            for name, share in own.items()
+        ]
+        bars.append((_token(text or tokens.strings[at]), title, heights))
+    return {
+        "bars": bars,
+        "more": f" … ({len(tokens)})" if len(tokens) > len(bars) else "",
+        "legend": [(f"share of {whole(name)}", colours.get(name, CATEGORIES[0])) for name in names],
+        "scale": f"Mean over rows, layer {layer}. The tallest bar is {percent(largest)}.",
+        "token_style": _TOKEN,
+        "bars_style": _BARS,
+    }
+
+
+def _height(share: float, largest: float) -> str:
+    """Return the height of a bar in pixels; a share that is not zero stays visible."""
+    pixels = BAR_HEIGHT * share / largest if largest > 0 else 0.0
+    return f"{max(pixels, 1.0) if share > 0 else 0.0:.1f}"
+
+
+def _key_shares(array: LabelledArray, layer: int, head: int | None) -> NDArray[np.float64]:
+    """Return each key's share of a row, averaged over the rows of one layer."""
+    rows = array.values[array.labels["layer"].index(layer)].astype(np.float64)
+    if "head" in array.axes:
+        rows = rows[array.labels["head"].index(head)]
+    total = rows.sum(axis=-1, keepdims=True)
+    shares = np.divide(rows, total, out=np.zeros_like(rows), where=total > 0)
+    return np.asarray(shares.mean(axis=0))
+
+
+def _error(error: float) -> str:
+    return f"{error:.1e}" if error else "0"
 
 
 def _map_row(part: Contributions, name: str) -> dict[str, str]:
@@ -132,7 +247,7 @@ def _map_row(part: Contributions, name: str) -> dict[str, str]:
         "name": name,
         "title": describe(name, per_head="head" in array.axes).title,
         "shape": " × ".join(sizes),
-        "error": "" if error is None else f"{error:.1e}",
+        "error": "" if error is None else _error(error),
     }
 
 
@@ -143,7 +258,8 @@ def array_html(array: LabelledArray) -> str:
     choices = []
     while values.ndim > 2:  # show the first layer, then the first head
         axis = axes.pop(0)
-        choices.append(f"{axis} {array.labels[axis][0]} of {len(array.labels[axis])}")
+        labels = array.labels[axis]
+        choices.append(f"{axis} {labels[0]} ({labels[0]}–{labels[-1]})")
         values = values[0]
     sizes = ", ".join(f"{axis}={size}" for axis, size in zip(array.axes, array.shape, strict=True))
     about = {"title": printable(array.name) or "LabelledArray", "about": f"({sizes}) {array.dtype}"}
@@ -166,7 +282,8 @@ def array_html(array: LabelledArray) -> str:
         value=None,
         columns=columns,
         rows=rows,
-        choices="; ".join(choices),
+        choices=", ".join(choices),
+        blue=BLUE,
         name_style=_NAME,
         cell_style=_CELL,
         **about,
