@@ -99,7 +99,7 @@ def main() -> None:
             if len(taken) >= LIMIT:  # 256 colours are nearly enough for flat surfaces and a ramp
                 few = Image.open(io.BytesIO(taken)).convert("RGB")
                 method, dither = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
-                few.quantize(256, method=method, dither=dither).save(path, optimize=True)
+                few.quantize(256, method=method, kmeans=2, dither=dither).save(path, optimize=True)
             size = path.stat().st_size
             print(f"{path.name} {size:,} bytes")
             assert size < LIMIT, f"{path.name} is larger than {LIMIT:,} bytes"
