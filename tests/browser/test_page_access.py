@@ -13,6 +13,7 @@ from normscope.show.page.document import code
 from normscope.show.page.show import frame
 from tests.browser.conftest import Open, watch
 from tests.helpers import pages
+from tests.helpers.attributions import attribution, words
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -375,3 +376,119 @@ def test_the_frame_of_a_notebook_holds_the_page(chromium: Browser, tmp_path: Pat
     page.wait_for_timeout(200)
     assert wrong == []
     page.close()
+
+
+LUMINANCE = """colour => {
+    const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(c => c / 255)
+        .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}"""
+FAINT = f"""() => {{
+    const luminance = {LUMINANCE};
+    const solid = (element) => {{
+        for (let at = element; at; at = at.parentElement) {{
+            const colour = getComputedStyle(at).backgroundColor;
+            if (!/rgba\\(.*, 0\\)|transparent/.test(colour)) return colour;
+        }}
+        return "rgb(255, 255, 255)";
+    }};
+    const texts = [...document.querySelectorAll(".normscope *")].filter(element =>
+        [...element.childNodes].some(node => node.nodeType === 3 && node.data.trim())
+        && element.checkVisibility()
+        && !element.closest(":disabled, label:has(:disabled), .ns-live"));
+    return texts.map(element => {{
+        const [ink, ground] = [getComputedStyle(element).color, solid(element)].map(luminance);
+        const ratio = (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+        return [element.textContent.trim().slice(0, 40), element.className, ratio];
+    }}).filter(([, , ratio]) => ratio < 4.5);
+}}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("view", ["tokens", "matrix", "overview", "shares"])
+def test_every_text_has_enough_contrast(open_page: Open, theme: str, view: str) -> None:
+    if view == "shares":
+        page = open_page(attribution(words(30)), f"#theme={theme}")
+    else:
+        page = open_page(pages.results(), f"#view={view}&theme={theme}&layer=1&heads=0,1,2,3")
+        if view == "overview":
+            page.locator(".ns-thumb").first.hover()
+    assert page.evaluate(FAINT) == []
+
+
+NAMELESS = """() => [...document.querySelectorAll(
+        "button, input, select, canvas:not([aria-hidden]), [role=listbox], [role=group], section, "
+        + "[role=option], [role=tabpanel], fieldset")]
+    .filter(one => one.checkVisibility() && !one.closest("[aria-hidden=true]"))
+    .filter(one => !(one.getAttribute("aria-label") || one.textContent.trim()
+        || (one.labels && one.labels.length))).map(one => one.outerHTML.slice(0, 200))"""
+
+
+@pytest.mark.parametrize("view", ["tokens", "matrix", "overview", "shares"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_everything_has_a_name_in_every_view(open_page: Open, view: str, width: int) -> None:
+    page = (
+        open_page(attribution(words(30)), width=width)
+        if view == "shares"
+        else open_page(pages.results(), f"#view={view}", width=width)
+    )
+    assert page.evaluate(NAMELESS) == []
+    expect(page.get_by_role("heading", level=2)).to_have_count(1)  # the headline
+
+
+def test_the_new_controls_work_by_keyboard(open_page: Open) -> None:
+    page = open_page(pages.results(), "#map=attn_w&vs=attn_n&layer=0")
+    box = page.get_by_role("checkbox", name="head 2 in colour")
+    box.focus()
+    page.keyboard.press("Space")
+    expect(box).to_be_checked()
+    expect(box).to_be_focused()
+    lines = page.get_by_label("Lines")
+    lines.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page).to_have_url(re.compile("lines=6"))
+    expect(lines).to_be_focused()
+    page.get_by_role("button", name="show layer 2:").focus()
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile("layer=2"))
+    page.keyboard.press("2")
+    page.locator(".ns-matrix").first.focus()
+    page.keyboard.press("ArrowDown")
+    ring = "getComputedStyle(document.activeElement).outlineStyle"
+    assert page.evaluate(ring) == "none"  # not around the panel: the cell has a frame
+    page.keyboard.press("1")
+    page.locator(".ns-queries .ns-token").nth(2).focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate(ring) == "solid"  # around the token
+    assert page.evaluate("document.activeElement.className").startswith("ns-token")
+
+
+def test_nothing_moves_by_itself(open_page: Open) -> None:
+    page = open_page(pages.results(), reduced_motion="reduce")
+    for key in "123":
+        page.keyboard.press(key)
+        assert page.evaluate("document.getAnimations().length") == 0
+    moving = page.evaluate(
+        """() => [...document.querySelectorAll(".normscope *")].filter(one => {
+            const style = getComputedStyle(one);
+            return parseFloat(style.transitionDuration) > 0 || style.animationName !== "none"
+                || style.scrollBehavior === "smooth";
+        }).length"""
+    )
+    assert moving == 0
+
+
+def test_a_headline_about_words_from_the_right_reads_in_order(open_page: Open) -> None:
+    names = ["القطة", "جلست", "على", "السجادة"]
+    page = open_page(pages.results(pages.tokens_of(names)), "#map=attn_w&vs=attn_n&layer=0&query=1")
+    line = page.locator(".ns-headline")
+    assert line.evaluate("box => getComputedStyle(box).direction") == "ltr"
+    pieces: list[list[Any]] = line.evaluate(
+        """box => [...box.childNodes].map(node => {
+            const range = document.createRange();
+            range.selectNodeContents(node);
+            const {left, top} = range.getClientRects()[0];
+            return [Math.round(top / 10), left];
+        })"""
+    )
+    assert pieces == sorted(pieces)  # each begins after the one before it

@@ -169,8 +169,7 @@ function matrixPanel(app) {
     app.hover(null);
     app.tip(null);
   });
-  canvas.addEventListener("focus", () => app.refocus());
-  canvas.addEventListener("blur", () => app.refocus());
+  for (const name of ["focus", "blur"]) canvas.addEventListener(name, () => layout && paint(end)); // the cell in focus has a frame
   canvas.addEventListener("click", (event) => {
     const cell = dragged() ? null : under(event);
     if (cell) app.pinCell(cell.query, cell.key);

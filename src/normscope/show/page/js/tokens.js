@@ -208,10 +208,11 @@ function tokensPanel(app) {
 
   /** What colours and lines are, and how many lines are left out. */
   function says(focus, shown, count) {
-    const shades = focus ? "" : "Mean over all tokens.";
+    const name = focus && isolated(visible((focus.side === "key" ? field.keys : field.queries)[focus.index]?.text ?? "residual", 16));
+    const shades = !focus ? "Mean over all tokens." : focus.side === "key" ? `From ${name} to each token.` : `From each token to ${name}.`;
     if (!count) return shades;
-    if (shown < count) return `${shades} Lines: the ${shown} strongest of ${count}, ${count - shown} left out.`.trim();
-    return focus ? "" : `${shades} Lines: each token’s largest.`;
+    if (shown < count) return `${shades} Lines: the ${shown} strongest of ${count}, ${count - shown} left out.`;
+    return focus ? shades : `${shades} Lines: each token’s largest.`;
   }
 
   /** Scroll a row, but not the page, to one of its tokens. */
