@@ -191,7 +191,7 @@ def test_what_a_picture_shows(
     )
     file = ["--text", CAT, "--output", str(tmp_path / "a.png")]
     succeed("analyze", "--model", bert, *file, "--layer", "1", "--maps", "attn_n")
-    assert seen.pop()[0].endswith("(heads summed), layer 1")
+    assert seen.pop()[0].startswith("Attention norms (heads summed)")
     four = "attn_w,attn_n,attn_res_w,attn_res_n"
     done = succeed("analyze", "--model", bert, *file, "--maps", four, "--layer", "2")
     assert "the picture shows layer 2" in done.stderr
