@@ -163,9 +163,9 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
     left, right, *bars = figures[0].axes
     assert len(bars) == 1  # one scale for both maps
     for axes, name in ((left, "attn_w"), (right, "attn_n")):
-        shares = row_shares(result[name].values[2])
+        by_row = row_shares(result[name].values[2])
         drawn = np.asarray(axes.get_images()[0].get_array(), dtype=float)
-        np.testing.assert_allclose(drawn, shares, atol=1e-6)
+        np.testing.assert_allclose(drawn, by_row, atol=1e-6)
     names = [label.get_text() for label in right.get_xticklabels()]
     assert names == list(result.tokens.strings)
     assert "layer 2: [CLS] gets 52.8% of the weight and 6.3% of the norm" in (
