@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 import normscope
 from normscope import Contributions, InputError
 from normscope.cli.app import app
+from normscope.decomposition.scopes import SCOPES
 from normscope.models.architectures import tiny_model
 from normscope.results import files
 from normscope.results.formats import check_output
@@ -190,11 +191,11 @@ def test_what_a_picture_shows(
     )
     file = ["--text", CAT, "--output", str(tmp_path / "a.png")]
     succeed("analyze", "--model", bert, *file, "--layer", "1", "--maps", "attn_n")
-    assert seen.pop()[0].endswith("(heads summed), layer 1")
+    assert seen.pop()[0].startswith("Attention norms (heads summed)")
     four = "attn_w,attn_n,attn_res_w,attn_res_n"
     done = succeed("analyze", "--model", bert, *file, "--maps", four, "--layer", "2")
     assert "the picture shows layer 2" in done.stderr
-    assert seen.pop()[:4] == ["weight α", "norm ‖αf(x)‖", "weight, residual", "norm, residual"]
+    assert seen.pop()[:4] == [SCOPES[name].title for name in four.split(",")]
     done = succeed("analyze", "--model", bart, *file, "--target", CAT, "--maps", "attn_n")
     assert "the picture shows layer 2" in done.stderr  # the last of the cross-attention's three
     assert fail("analyze", "--model", bert, *file, "--heads", "each").startswith("a picture shows")

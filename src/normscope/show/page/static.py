@@ -32,7 +32,7 @@ DARKEST = 0.6  # opacity of a colour under text
 
 
 def _rgb(colour: str) -> str:
-    """Return the parts of a colour such as "#2a66cf" for rgba(): "42,102,207"."""
+    """Return the red, green and blue of a colour for rgba(): "42,102,207"."""
     return ",".join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))
 
 
