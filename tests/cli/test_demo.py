@@ -167,9 +167,8 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
         assert np.allclose(ax.get_images()[0].get_array(), shown, rtol=1e-6)
     names = [label.get_text() for label in right.get_xticklabels()]
     assert names == list(result.tokens.strings)
-    assert "layer 2: [CLS] gets 52.8% of the weight and 6.3% of the norm" in (
-        figures[0].get_suptitle()
-    )
+    title = " ".join(figures[0].get_suptitle().split())
+    assert title == "In layer 2, [CLS] gets 53% of the attention weight but 6% of what is added."
     assert "What made the model say ' are' rather than ' is'" in done.stdout
     explained = normscope.attribute(None, text=PROMPT, answer=ANSWER, foil=FOIL)
     for token, share in explained.top(2):

@@ -14,6 +14,8 @@ from normscope.corpus import work
 from normscope.corpus.job import ModelOrigin
 from normscope.corpus.options import CorpusOptions
 from normscope.corpus.run import _load
+from normscope.corpus.stream import RowBlock
+from normscope.corpus.work import Outcome
 from normscope.errors import InputError
 from normscope.measures.statistics import StatisticSettings
 from normscope.models.architectures import tiny_model
@@ -39,7 +41,12 @@ def test_an_interrupted_run_is_continued_not_begun_anew(folder: Path, tmp_path: 
     seen: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         plain = work.CorpusWorker.run
-        patch.setattr(work.CorpusWorker, "run", lambda s, b: seen.append(b.index) or plain(s, b))  # type: ignore[func-returns-value]
+
+        def noted(worker: work.CorpusWorker, block: RowBlock, *done: Any) -> Outcome:
+            seen.append(block.index)
+            return plain(worker, block, *done)
+
+        patch.setattr(work.CorpusWorker, "run", noted)
         again = run(folder, tmp_path / "out", dump=True, limit=28)
     assert seen == [2, 3]
     assert lasting(tmp_path / "out") == lasting(tmp_path / "whole")

@@ -97,7 +97,7 @@ def run_demo(output: Path | None = None, model: str | Path | None = None) -> Non
     _print_shares(result, shares, name, console)
     try:
         with status("drawing"):
-            draw(result, shares, name, path)
+            draw(result, shares.layer, path)
     except MissingExtraError as missing:
         if output is not None:  # the user asked for a picture
             raise
@@ -200,18 +200,11 @@ def _table(shares: CategoryShares) -> Table:
     return table
 
 
-def draw(result: Contributions, shares: CategoryShares, name: str, path: Path) -> None:
-    """Draw α beside ‖αf(x)‖ for the layer where they differ most."""
+def draw(result: Contributions, layer: int, path: Path) -> None:
+    """Draw α beside ‖αf(x)‖ for one layer."""
     from normscope.show.plots import compare
 
-    layer = shares.layer
-    figure = compare(result, layer)[0].figure
-    weights, norms = shares.weight[layer], shares.norm[layer]
-    most = int(abs(norms - weights).argmax())
-    title = f"{name}, layer {layer}: {_gets(shares.categories[most], weights[most], norms[most])}"
-    # A model's name may contain $ or _, which must not be read as a formula.
-    figure.suptitle(title, fontsize=14, parse_math=False)
-    save_figure(figure, path, dpi=160)
+    save_figure(compare(result, layer)[0].figure, path, dpi=160)
 
 
 def _print_alignment(console: Console) -> None:
