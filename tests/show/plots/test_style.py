@@ -16,6 +16,7 @@ from matplotlib.colors import to_hex
 from normscope import InputError, MissingExtraError
 from normscope.show import plots
 from normscope.show.palette import CATEGORIES, CATEGORIES_DARK, INKS, SEQUENTIAL
+from normscope.show.plots import style
 from normscope.show.plots.lines import mixing_by_category
 from normscope.show.plots.style import brief, headline, letters, sequential
 from normscope.show.plots.style import figure as new_figure
@@ -176,3 +177,18 @@ def test_a_headline_stays_on_the_page_and_is_no_formula() -> None:
     assert title.get_text().count("\n") == 1
     box = title.get_window_extent()
     assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+
+
+def test_fonts_for_other_scripts_are_used_where_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from matplotlib.font_manager import fontManager
+
+    names = ["DejaVu Sans", "Yu Gothic", "Noto Sans CJK SC", "Comic Sans MS"]
+    monkeypatch.setattr(fontManager, "get_font_names", lambda: names)
+    style._fallback_fonts.cache_clear()
+    try:
+        text = style.styled(lambda: style.figure(1.0, 1.0).suptitle("猫"))()
+    finally:
+        style._fallback_fonts.cache_clear()
+    assert text.get_fontfamily() == ["sans-serif", "Noto Sans CJK SC", "Yu Gothic"]

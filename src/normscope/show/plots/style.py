@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -70,6 +70,13 @@ _SIZES = {
     "lines.markersize": 4.5,
 }
 
+# Fonts for scripts that matplotlib's own font lacks; those that are installed are used.
+_FALLBACK_FONTS = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Source Han Sans SC", "WenQuanYi Micro Hei"),
+    *("WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans", "Microsoft YaHei", "Yu Gothic"),
+    *("Malgun Gothic", "Apple SD Gothic Neo", "Noto Sans Devanagari", "Noto Sans Thai"),
+)
+
 _theme: ContextVar[str] = ContextVar("theme", default="light")
 
 
@@ -111,10 +118,20 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
+@cache
+def _fallback_fonts() -> tuple[str, ...]:
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    return tuple(name for name in _FALLBACK_FONTS if name in installed)
+
+
 def _settings() -> dict[str, Any]:
     """Return the settings of matplotlib under which figures are drawn."""
     text, lines, ground = ink("ink"), ink("muted"), ink("panel")
+    families = _matplotlib().rcParams["font.family"]
     return _SIZES | {
+        "font.family": list(dict.fromkeys((*families, *_fallback_fonts()))),
         "figure.dpi": DPI,
         "figure.facecolor": ground,
         "figure.titleweight": "bold",
