@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.helpers.attributions import LAYERS, attribution, tokens_of, words
 
 STEPS = tokens_of(["and", "they", "left", "."])
 LIST = ".ns-list tbody tr"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def amounts(page: Page) -> dict[str, float]:
@@ -230,6 +232,32 @@ def test_hostile_tokens_are_text(open_page: Open, tmp_path: Path) -> None:
     assert page.locator("script").count() == 2  # the data and the code
     assert page.locator("main img, main svg, main b:not([class])").count() == 0
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_pictures_have_the_tokens_with_their_colours_and_the_proof(
+    open_page: Open, tmp_path: Path
+) -> None:
+    result = attribution(words(60))
+    page = open_page(result, width=800)
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_role("button", name=kind, exact=True).click()
+        download.value.save_as(tmp_path / f"shares.{kind.lower()}")
+    picture = ElementTree.parse(tmp_path / "shares.svg").getroot()
+    width, height = (float(picture.attrib[name]) for name in ("width", "height"))
+    texts = [node.text or "" for node in picture.iter(f"{SVG}text")]
+    headline = page.locator(".ns-headline").inner_text()
+    assert "".join(headline.split()) in "".join("".join(texts).split())
+    assert page.locator(".ns-proof").inner_text().split()[0] in " ".join(texts)
+    for node in picture.iter(f"{SVG}text"):
+        assert 0 < float(node.attrib["x"]) < width
+        assert 0 < float(node.attrib["y"]) < height
+    fills = [node.attrib["fill"].replace(" ", "") for node in picture.iter(f"{SVG}rect")]
+    for at, text in enumerate(result.tokens.texts):
+        assert text in texts
+        colour = chip(page, at).evaluate("chip => getComputedStyle(chip).backgroundColor")
+        assert colour.replace(" ", "") in fills
+    assert (tmp_path / "shares.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("count", [6, 60, 600])

@@ -20,11 +20,14 @@ LINKS = "normscope.links"  # pages of alignments, whose data `normscope.alignmen
 # The modules of each kind of page, in the order in which they are joined into one script.
 MODULES = {
     MAPS: (
-        *("text", "data", "colour", "forms", "state", "fields", "headline", "scale", "heads"),
-        *("tokens", "zoom", "matrix", "preview", "overview", "story", "side", "export"),
+        *("text", "data", "colour", "forms", "svg", "state", "fields", "headline", "scale"),
+        *("heads", "tokens", "zoom", "matrix", "preview", "overview", "story", "side", "export"),
         *("controls", "viewer"),
     ),
-    SHARES: ("text", "data", "colour", "forms", "sums", "passage", "strips", "shares"),
+    SHARES: (
+        *("text", "data", "colour", "forms", "svg", "picture", "sums", "passage", "strips"),
+        "shares",
+    ),
     LINKS: ("text", "forms", "linkdata", "linkpair", "linklist", "links"),
 }
 STYLES = {LINKS: ("links.css",)}  # beside viewer.css

@@ -1,16 +1,5 @@
 // Save what is shown: SVG from the same numbers, PNG from the SVG, CSV from the cells.
 
-function round(value) {
-  return Math.round(value * 100) / 100;
-}
-
-function svg(tag, about = {}, text = null) {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(about)) element.setAttribute(name, value);
-  if (text !== null) element.textContent = text;
-  return element;
-}
-
 /** Enlarge a picture with one pixel for each cell, for programs that would smooth it. */
 function enlarged(canvas) {
   const times = Math.max(1, Math.min(16, Math.floor(1024 / Math.max(canvas.width, canvas.height))));
@@ -118,26 +107,6 @@ function toSvg(app) {
   ground.setAttribute("width", "100%");
   ground.setAttribute("height", "100%");
   return new XMLSerializer().serializeToString(whole);
-}
-
-async function toPng(text) {
-  const address = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
-  try {
-    const image = new Image();
-    await new Promise((done, fail) => {
-      image.onload = done;
-      image.onerror = () => fail(new Error("the picture could not be drawn"));
-      image.src = address;
-    });
-    const times = Math.min(2, 8000 / Math.max(image.width, image.height));
-    const canvas = document.createElement("canvas");
-    canvas.width = Math.ceil(image.width * times);
-    canvas.height = Math.ceil(image.height * times);
-    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
-    return await new Promise((done) => canvas.toBlob(done, "image/png"));
-  } finally {
-    URL.revokeObjectURL(address);
-  }
 }
 
 function toCsv(app) {

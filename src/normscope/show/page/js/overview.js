@@ -129,7 +129,7 @@ function overviewPanel(app) {
       for (const element of this.element.querySelectorAll("h3, .ns-legend span, p.ns-legend:not(.ns-scale), .ns-corner, .ns-column, .ns-layer")) {
         const own = getComputedStyle(element);
         const { right } = element.getBoundingClientRect();
-        for (const { text, box } of linesOf(element))
+        for (const { text, box } of linesOf(element.firstChild))
           into.append(svg("text", {
             x: round(x + Math.min(box.left, right - box.width) - origin.left + box.width / 2), y: round(y + box.top - origin.top + box.height * 0.77), "text-anchor": "middle",
             "font-size": parseFloat(own.fontSize), "font-weight": own.fontWeight, fill: own.color,
@@ -157,22 +157,4 @@ function largestCell(field) {
   let best = [field.rows[0], field.cols[0]];
   for (const i of field.rows) for (const j of field.cols) if (field.value(i, j) > field.value(...best)) best = [i, j];
   return best;
-}
-
-/** The lines of a text as laid out on the screen, each with its box. */
-function linesOf(element) {
-  const lines = [];
-  const range = document.createRange();
-  const node = element.firstChild;
-  for (let at = 0; at < (node?.length ?? 0); at++) {
-    range.setStart(node, at);
-    range.setEnd(node, at + 1);
-    const box = range.getBoundingClientRect();
-    const last = lines[lines.length - 1];
-    if (last && Math.abs(box.top - last.box.top) < 2) {
-      last.text += node.data[at];
-      last.box.width = box.right - last.box.left;
-    } else if (box.width) lines.push({ text: node.data[at], box: { left: box.left, top: box.top, width: box.width, height: box.height } });
-  }
-  return lines;
 }

@@ -143,12 +143,14 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const bar = shareControls(app);
   const help = keyHelp(SHARE_KEYS);
   const themes = make("button", { type: "button", className: "ns-theme", on: { click: () => app.set({ theme: app.theme() === "dark" ? "light" : "dark" }) } }, "◐");
-  const csv = make("button", { type: "button", title: "save what is shown as CSV", on: {
-    click: () => {
-      download("normscope-shares.csv", new Blob([sharesCsv(app)], { type: "text/csv;charset=utf-8" }));
-      app.say("saved normscope-shares.csv");
+  const saves = ["png", "svg", "csv"].map((kind) => make("button", { type: "button", title: `save what is shown as ${kind.toUpperCase()}`, on: {
+    click: async () => {
+      const drawn = kind === "csv" ? "" : screenSvg([question, said, proof, textPanel], getComputedStyle(root).fontFamily, getComputedStyle(textPanel).backgroundColor);
+      const blob = { csv: () => new Blob([sharesCsv(app)], { type: "text/csv;charset=utf-8" }), svg: () => new Blob([drawn], { type: "image/svg+xml" }), png: () => toPng(drawn) }[kind];
+      download(`normscope-shares.${kind}`, await blob());
+      app.say(`saved normscope-shares.${kind}`);
     },
-  } }, "CSV");
+  } }, kind.toUpperCase()));
   const helps = make("button", { type: "button", "aria-label": "keys", title: "keys (?)", on: { click: () => help.showModal() } }, "?");
   const fields = Object.fromEntries((model.signatures[0] ?? "").split("|").map((field) => [field.slice(0, field.indexOf(":")), field.slice(field.indexOf(":") + 1)]));
 
@@ -181,7 +183,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   root.append(
     make("header", { className: "ns-head" },
       make("div", { className: "ns-brand" }, make("h1", {}, "normscope"), make("span", { className: "ns-model" }, visible(fields.model || "", 60).replace("∅", ""))),
-      make("div", { className: "ns-tools" }, csv, themes, helps)),
+      make("div", { className: "ns-tools" }, make("div", { className: "ns-saves" }, saves), themes, helps)),
     question, said, proof,
     bar.element,
     make("div", { className: "ns-body ns-shares" },
@@ -227,6 +229,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     biasChip.style.color = bias.ink;
     biasRow.lastChild.textContent = state.cut >= 0 ? "from the layers above, belongs to no token" : "of the model’s parameters, belongs to no token";
     chosenRow.replaceChildren(...chosenWords(app, chosen));
+    chosenRow.classList.toggle("ns-advice", !chosen);
     question.textContent = questionOf(model, state);
     showShareHeadline(app, said);
     proof.textContent = proofOf(model, state, shown);
