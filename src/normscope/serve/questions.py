@@ -83,7 +83,7 @@ QUESTIONS = (
     OfferedQuestion(
         "continue",
         "Which words made this continuation?",
-        "You write how the text goes on; see what speaks for each word.",
+        "Write a continuation yourself; see what supports each word of it.",
         (CAUSAL,),
         ("continuation", *HOW),
         ("continuation",),
