@@ -255,7 +255,7 @@ def test_other_formats_of_data(lm: str, tmp_path: Path) -> None:
         ("{", "rows.jsonl, line 2: broken JSON"),
         ('"the cat"', 'line 2: a row is an object with a field "text"'),
         ('{"prompt": "the cat"}', "line 2: no field 'text'; there is: 'prompt'"),
-        ('{"text": "a", "foil": "b"}', "line 2: a foil ('b') without an answer"),
+        ('{"text": "a", "foil": "b"}', "line 2: a foil ('b') was given without an answer"),
         ('{"text": "a", "generate": "x"}', "line 2: generate is a number"),
         ('{"text": "a", "baseline": "the cat"}', "line 2: the text has"),
         ('{"text": ""}', "line 2: text is empty"),

@@ -84,13 +84,13 @@ def test_single_heads_open_on_the_head_that_differs_most() -> None:
 
 def test_one_map_alone_names_the_largest_contributor() -> None:
     norms, weights = result_of(None, NORMS), result_of(WEIGHTS, None)
-    assert headline(norms) == 'In layer 1, "cat" contributes most: 52% of what is added.'
-    assert headline(weights) == 'In layer 1, "[CLS]" gets most: 70% of the attention weight.'
+    assert headline(norms) == 'In layer 1, "cat" contributes the most: 52% of what is added.'
+    assert headline(weights) == 'In layer 1, "[CLS]" gets the most: 70% of the attention weight.'
     assert headline(norms, query=1) == (
         'In layer 1, the largest contributor to "cat" is itself: 80% of what is added.'
     )
     assert headline(weights, query=2) == (
-        'In layer 1, "sat" gives most of its attention weight to "[CLS]": 70%.'
+        'In layer 1, "sat" gives the most attention weight to "[CLS]": 70%.'
     )
 
 

@@ -149,7 +149,7 @@ QUESTIONS = (
     OfferedQuestion(
         "similar",
         "How similar are two texts?",
-        "The words that make them alike, and those that do not.",
+        "Which words make them similar, and which do not.",
         (NO_HEAD,),
         ("similar_to", *HOW),
         ("similar_to",),

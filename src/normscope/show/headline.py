@@ -177,7 +177,8 @@ def _about_mean(view: _View, shares: Sequence[NDArray[np.float64]]) -> str:
     if len(shares) == 1:
         key = int(shares[0].argmax())
         return (
-            f"{token_name(view.keys, key)} {verb} most: {percent(shares[0][key])} of {whole(name)}."
+            f"{token_name(view.keys, key)} {verb} the most: {percent(shares[0][key])} of "
+            f"{whole(name)}."
         )
     key = int(np.abs(shares[0] - shares[1]).argmax())
     first, second = (float(values[key]) for values in shares)
@@ -197,7 +198,7 @@ def _about_row(view: _View, shares: Sequence[NDArray[np.float64]], query: int) -
     first, second = float(shares[0][key]), float(shares[-1][key])
     if len(shares) == 1:
         if view.names[0] == WEIGHTS:
-            return f"{receiver} gives most of its attention weight to {giver}: {percent(first)}."
+            return f"{receiver} gives the most attention weight to {giver}: {percent(first)}."
         part = f"{percent(first)} of {whole(view.names[0])}"
         return f"the largest contributor to {receiver} is {giver}: {part}."
     if abs(first - second) < AGREE:

@@ -8,9 +8,9 @@ const SHARE_KEYS = [
   ["s  S", "next answer, previous answer"],
   ["a", "all answers together"],
   ["w", "words or pieces"],
-  ["r", "colours by share or by its root"],
+  ["r", "colours in proportion or by the square root"],
   ["t", "dark or light"],
-  ["Esc", "choose nothing"],
+  ["Esc", "clear the selection"],
   ["?", "this list"],
 ];
 
@@ -88,7 +88,7 @@ function shareControls(app) {
         ...model.parts.map((name) => ({ value: name, text: visible(name.replaceAll("_", " "), 20), title: "this part of a token’s share", off: state.cut >= 0 })),
       ], state.part, (value) => app.set({ part: value })));
     list.push(segmented("Colours", "colours", [
-      { value: false, text: "linear", title: "in proportion to the share" }, { value: true, text: "root", title: "by the square root, so that small shares are seen" },
+      { value: false, text: "linear", title: "in proportion to the share" }, { value: true, text: "root", title: "by the square root, so that small shares can be seen" },
     ], state.root, (value) => app.set({ root: value })));
     return list;
   });
@@ -225,7 +225,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     biasChip.textContent = `bias ${amount(shown.bias, decimals)}`;
     biasChip.style.backgroundColor = bias.background;
     biasChip.style.color = bias.ink;
-    biasRow.lastChild.textContent = state.cut >= 0 ? "from the layers above, belongs to no token" : "of the model’s parameters, belongs to no token";
+    biasRow.lastChild.textContent = state.cut >= 0 ? "from the layers above; belongs to no token" : "from the model’s parameters; belongs to no token";
     chosenRow.replaceChildren(...chosenWords(app, chosen));
     question.textContent = questionOf(model, state);
     showShareHeadline(app, said);
