@@ -162,7 +162,7 @@ def analyze(arguments: AnalyzeArguments) -> None:
       .html         an interactive page. Without --maps and --heads: weights and
                     norms of each head, and all maps of the attention block
       .png          the maps side by side, in the layer where weights and norms
-                    differ most, or in the layer given by --layer; also .svg and .pdf
+                    differ most, or in --layer; also .svg and .pdf
 
     \b
     Exit status:

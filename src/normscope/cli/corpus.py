@@ -97,7 +97,7 @@ class CorpusArguments(CommandArguments):
 
 @command
 def corpus(arguments: CorpusArguments) -> None:
-    """Compute statistics over a corpus in one pass that can be resumed.
+    """Compute corpus statistics in one resumable pass.
 
     Every sequence goes through the model once (twice if masked text is needed too), and only small
     summaries are kept: memory does not grow with the corpus. With --output, progress is saved
