@@ -172,7 +172,7 @@ def test_ctrl_c_says_how_to_go_on(
     where = f"normscope: progress is saved in {tmp_path / 'out'}; the same command continues"
     assert where in done.output
     assert done.output.endswith("normscope: error: interrupted\n")
-    assert "nothing was saved; a run with --output DIR can be continued" in lost.output
+    assert "nothing was saved; a run with --output DIR can be resumed" in lost.output
     assert "; the same command without --restart continues" in anew.output
     again = command(*kept)
     assert again.exit_code == 0, again.output

@@ -379,8 +379,8 @@ def _print_report(alignments: Alignments, arguments: AlignmentArguments) -> None
     count = len(alignments)
     if alignments.ranking and count < FEW:
         note(
-            f"layer and head were chosen from {count} pair{'s' * (count > 1)}, which is too little "
-            "to rely on; give more text, or --layer, --head and --reading"
+            f"layer and head were chosen from {count} pair{'s' * (count > 1)}, too few to rely "
+            f"on; give more text, or --layer, --head and --reading"
         )
     empty = sum(pair.skipped == "empty" for pair in alignments)
     long = sum(pair.skipped == "too long" for pair in alignments)
