@@ -137,7 +137,7 @@ def test_files_of_every_kind(lm: str, tmp_path: Path) -> None:
         (["a", "--open", "--output", "a.png"], "--open shows a page"),
         (["a"], "cannot load the model 'not/there': it is neither a folder"),
         (["--text", "a", "--foil", "b"], "without an answer"),
-        (["--text", "a", "--answer", "b", "--generate", "2"], "answer and generate are given"),
+        (["--text", "a", "--answer", "b", "--generate", "2"], "answer and generate each specify"),
         (["--text", "a", "--method", "secant"], "give baseline="),
         (["--text", "a", "--method", "frozen", "--baseline", "b"], "leave out one"),
         (["--text", "a", "--units", "bits"], "units must be one of"),

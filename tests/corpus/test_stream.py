@@ -82,7 +82,7 @@ def test_a_share_is_a_share_and_seeds_choose_others() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((10, 0, None, 0), "limit must be an integer from 1, but is 0"),
+        ((10, 0, None, 0), "limit must be an integer of at least 1, but is 0"),
         ((10, None, 0.0, 0), "share above 0"),
         ((10, None, 1.5, 0), "share above 0"),
         ((10, None, 0, 0), "at least 1 row"),
