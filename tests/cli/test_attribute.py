@@ -307,7 +307,7 @@ def test_an_interrupted_run_is_continued(
     monkeypatch.setattr(Explainer, "explain", interrupted)
     done = run(*asked)
     assert done.exit_code == 130
-    assert f"finished rows are in {partial}; the same command continues there" in done.stderr
+    assert f"finished rows are in {partial}; the same command resumes there" in done.stderr
     assert not output.exists()
     assert partial.read_bytes().count(b"\n") == 1 + 4
     with partial.open("ab") as file:

@@ -314,7 +314,7 @@ def _hint_on_interrupt(output: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if partial_of(output).is_file():
-            note(f"finished rows are in {partial_of(output)}; the same command continues there")
+            note(f"finished rows are in {partial_of(output)}; the same command resumes there")
         else:
             note("nothing was computed yet; the same command starts from the beginning")
         raise
