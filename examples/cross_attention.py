@@ -2,7 +2,7 @@
 
 The model is the German–English one that comes with normscope. Each row is a step of its decoder,
 named after the word that it has just read. On the left, the largest contribution is usually that of
-the word's translation, also where the order of words differs. The last key on the right,
+the word's translation, even where the word order differs. The last key on the right,
 "residual", is the decoder's own state, to which the source words are added.
 """
 

@@ -1,4 +1,4 @@
-"""Eight bits a weight leave the maps intact; three bits do not.
+"""Eight bits per weight leave the maps intact; three bits do not.
 
 The change is 1 − Spearman's ρ of all cells of a layer, before and after rounding MiniLM.
 """

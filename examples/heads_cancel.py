@@ -18,7 +18,7 @@ together = normscope.analyze(None, text=text, maps=["attn_n"])["attn_n"].values
 apart, left = each.sum(axis=1).mean(axis=(1, 2)), together.mean(axis=(1, 2))  # by layer
 part = left / apart
 print(f"The sum of {each.shape[1]} heads is {part.min():.0%} to {part.max():.0%} as long as")
-print(f"the lengths of the heads together, {part.mean():.0%} on average over layers.")
+print(f"all heads' lengths added up, {part.mean():.0%} on average over layers.")
 
 with theme():
     figure = Figure(figsize=(6.4, 3), layout="constrained")

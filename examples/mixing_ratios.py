@@ -15,7 +15,7 @@ result = normscope.analyze(
     maps=["attn_w", "attn_n", "attn_res_n", "attn_res_ln_n"],
 )
 mixed = {name: ratio.values.mean() for name, ratio in result.mixing_ratio.items()}
-print(f"From other tokens come {mixed['attn_w']:.0%} by weights, {mixed['attn_n']:.0%} by norms,")
+print(f"Other tokens supply {mixed['attn_w']:.0%} by weights, {mixed['attn_n']:.0%} by norms,")
 print(f"{mixed['attn_res_n']:.0%} with the residual connection,")
 print(f"and {mixed['attn_res_ln_n']:.0%} with LayerNorm.")
 

@@ -1,4 +1,4 @@
-"""A name that was said twice is evidence for the other name.
+"""A name that occurs twice is evidence for the other name.
 
 After “Mary and John went …, John gave a drink to”, SmolLM2 continues with “Mary”, not “John”.
 """

@@ -1,4 +1,4 @@
-"""Every English word was made by the German word that it translates, across the word order.
+"""Every English word comes from the German word it translates, whatever the word order.
 
 The share of each source word in the logit of each piece of the translation, for the German–English
 model that comes with normscope.

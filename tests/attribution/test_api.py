@@ -566,9 +566,9 @@ def test_unknown_baseline_tokens() -> None:
     ("keywords", "message"),
     [
         ({"foil": " mat"}, "a foil .* without an answer"),
-        ({"answer": " mat", "continuation": " mat"}, "answer and continuation are given"),
-        ({"answer": " mat", "generate": 3}, "answer and generate are given"),
-        ({"continuation": " mat", "generate": 3}, "give one of them"),
+        ({"answer": " mat", "continuation": " mat"}, "answer and continuation each specify"),
+        ({"answer": " mat", "generate": 3}, "answer and generate each specify"),
+        ({"continuation": " mat", "generate": 3}, "give only one of them"),
         ({"generate": 0}, "at least 1"),
         ({"generate": True}, "number of tokens"),
         ({"position": 1.5}, "position must be a whole number"),
@@ -589,7 +589,7 @@ def test_unknown_baseline_tokens() -> None:
         ({"recompute": "always"}, "recompute must be one of auto, True, False"),
         ({"baseline": []}, "empty list"),
         ({"baseline": 1.5}, "a baseline must be a token"),
-        ({"similar_to": "a dog", "answer": 3}, "answer and similar_to are given"),
+        ({"similar_to": "a dog", "answer": 3}, "answer and similar_to each specify"),
     ],
 )
 def test_bad_questions(keywords: dict[str, Any], message: str) -> None:

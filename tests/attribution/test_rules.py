@@ -24,5 +24,5 @@ def test_what_is_not_in_the_table() -> None:
         rules_of("lime")
     with pytest.raises(InputError, match="there is no gate rule 'both'; valid: half, gate, up, ig"):
         rules_of("frozen", "both")
-    with pytest.raises(InputError, match=r"gate=.up. is a choice.*secant. has its own"):
+    with pytest.raises(InputError, match=r"gate=.up. applies only .*secant. has its own"):
         rules_of("secant", "up")

@@ -315,7 +315,7 @@ def test_differences_name_their_baseline(open_page: Open) -> None:
     )
     page = open_page(result)
     expect(page.locator(".ns-proof")).to_have_text(
-        "Shares 6.76 = 6.76, the model’s own value less that of the baseline [MASK] (logit); "
+        "Shares 6.76 = 6.76, the model’s own value minus that of the baseline [MASK] (logit); "
         "gap 2e−7."
     )
     expect(page.locator(".ns-bias")).to_be_hidden()

@@ -89,7 +89,7 @@ def test_a_long_text_shows_the_strongest_lines_and_counts_the_others(
     # A short text has no lines left out.
     page = open_page(pages.results(), "#map=attn_n&layer=1")
     expect(page.locator(".ns-says")).to_have_text(
-        "Mean over all tokens. Lines: each token’s largest."
+        "Mean over all tokens. Lines: each token’s largest contributor."
     )
 
 

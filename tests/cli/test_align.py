@@ -159,7 +159,7 @@ def test_one_sentence_is_printed_as_word_pairs(model: str) -> None:
     spaced = succeed("align", "--model", model, *PAIR, *how, "--words", "space").stdout
     assert spaced.startswith("the cats sat.\nCats sat!\n")
     guess = succeed("align", "--model", model, *PAIR).stderr
-    assert "layer and head were chosen from 1 pair, which is too little to rely on" in guess
+    assert "layer and head were chosen from 1 pair, too few to rely on" in guess
 
 
 def test_the_packaged_model_aligns_one_sentence_without_a_note() -> None:

@@ -137,7 +137,7 @@ def test_files_of_every_kind(lm: str, tmp_path: Path) -> None:
         (["a", "--open", "--output", "a.png"], "--open shows a page"),
         (["a"], "cannot load the model 'not/there': it is neither a folder"),
         (["--text", "a", "--foil", "b"], "without an answer"),
-        (["--text", "a", "--answer", "b", "--generate", "2"], "answer and generate are given"),
+        (["--text", "a", "--answer", "b", "--generate", "2"], "answer and generate each specify"),
         (["--text", "a", "--method", "secant"], "give baseline="),
         (["--text", "a", "--method", "frozen", "--baseline", "b"], "leave out one"),
         (["--text", "a", "--units", "bits"], "units must be one of"),
@@ -255,7 +255,7 @@ def test_other_formats_of_data(lm: str, tmp_path: Path) -> None:
         ("{", "rows.jsonl, line 2: broken JSON"),
         ('"the cat"', 'line 2: a row is an object with a field "text"'),
         ('{"prompt": "the cat"}', "line 2: no field 'text'; there is: 'prompt'"),
-        ('{"text": "a", "foil": "b"}', "line 2: a foil ('b') without an answer"),
+        ('{"text": "a", "foil": "b"}', "line 2: a foil ('b') was given without an answer"),
         ('{"text": "a", "generate": "x"}', "line 2: generate is a number"),
         ('{"text": "a", "baseline": "the cat"}', "line 2: the text has"),
         ('{"text": ""}', "line 2: text is empty"),
@@ -307,7 +307,7 @@ def test_an_interrupted_run_is_continued(
     monkeypatch.setattr(Explainer, "explain", interrupted)
     done = run(*asked)
     assert done.exit_code == 130
-    assert f"finished rows are in {partial}; the same command continues there" in done.stderr
+    assert f"finished rows are in {partial}; the same command resumes there" in done.stderr
     assert not output.exists()
     assert partial.read_bytes().count(b"\n") == 1 + 4
     with partial.open("ab") as file:

@@ -169,10 +169,10 @@ def test_ctrl_c_says_how_to_go_on(
         done, lost = command(*kept), command(*common)
         anew = command(*kept, "--restart")
     assert (done.exit_code, lost.exit_code) == (130, 130)
-    where = f"normscope: progress is saved in {tmp_path / 'out'}; the same command continues"
+    where = f"normscope: progress is saved in {tmp_path / 'out'}; the same command resumes"
     assert where in done.output
     assert done.output.endswith("normscope: error: interrupted\n")
-    assert "nothing was saved; a run with --output DIR can be continued" in lost.output
-    assert "; the same command without --restart continues" in anew.output
+    assert "nothing was saved; a run with --output DIR can be resumed" in lost.output
+    assert "; the same command without --restart resumes" in anew.output
     again = command(*kept)
     assert again.exit_code == 0, again.output

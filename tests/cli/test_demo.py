@@ -150,7 +150,7 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
         row = " ".join([str(layer), *cells, f"{100 * shares.differ[layer]:.1f}"])
         assert row in re.sub(" +", " ", done.stdout)
     assert " ".join(sentences(shares)) in " ".join(done.stdout.split())
-    assert "Layer 2 is drawn in normscope-demo.png" in done.stdout
+    assert "The maps of layer 2 are in normscope-demo.png" in done.stdout
     assert "die Kinder bleiben zu Hause wenn es regnet" in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert sorted(file.name for file in folder.iterdir()) == [
@@ -174,7 +174,7 @@ def test_the_demo_prints_the_table_and_draws_the_picture(
     for token, share in explained.top(2):
         assert re.search(rf" {token} +\{signed(share, 2)} ", done.stdout)
     assert proof(explained) in " ".join(done.stdout.split())
-    assert "The shares are drawn in normscope-demo-attribution.png" in done.stdout
+    assert "The picture of the shares is in normscope-demo-attribution.png" in done.stdout
     [bars] = figures[1].axes
     assert [label.get_text() for label in bars.get_yticklabels()] == [
         *explained.tokens.texts,
@@ -212,7 +212,7 @@ def test_without_the_language_model_the_rest_is_shown(
     monkeypatch.setattr(normscope, "attribute", refuse)
     done = succeed("demo", "--output", "picture.png")
     assert "52.8 →  6.3" in done.stdout
-    assert f"This example is left out: {missing}" in done.stdout
+    assert f"Skipping this example: {missing}" in done.stdout
     assert "pip install" in done.stdout
     assert [file.name for file in folder.iterdir()] == ["picture.png"]
 

@@ -51,12 +51,12 @@ def test_hint_after_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
             raise KeyboardInterrupt
         return capsys.readouterr().err
 
-    assert hint(None) == "normscope: nothing was saved; a run with --output DIR can be continued\n"
+    assert hint(None) == "normscope: nothing was saved; a run with --output DIR can be resumed\n"
     assert "the same command starts from the beginning" in hint(tmp_path)
     (tmp_path / "checkpoint.npz").touch()
     saved = f"normscope: progress is saved in {tmp_path}; the same command"
-    assert hint(tmp_path) == f"{saved} continues from there\n"
-    assert hint(tmp_path, restart=True) == f"{saved} without --restart continues from there\n"
+    assert hint(tmp_path) == f"{saved} resumes from there\n"
+    assert hint(tmp_path, restart=True) == f"{saved} without --restart resumes from there\n"
 
 
 def test_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:

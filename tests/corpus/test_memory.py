@@ -62,7 +62,9 @@ def test_a_stream_that_changed_is_noticed() -> None:
     for other in ("abXdef", "ab"):
         changed = Memory(iter(other), RowFields())
         changed.expected = told
-        with pytest.raises(InputError, match="not those that the run in this folder began with"):
+        with pytest.raises(
+            InputError, match="differ from those that the run in this folder started with"
+        ):
             list(changed.read(wanted[-1].after, ALL))
 
 

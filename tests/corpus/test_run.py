@@ -107,7 +107,9 @@ def test_rows_from_python(folder: Path, tmp_path: Path) -> None:
     assert columns(run(folder, data=iter(texts))) == wanted
     assert columns(run(folder, data=({"text": one} for one in texts))) == wanted
     interrupt(folder, tmp_path / "out", after=2, data=iter(texts))
-    with pytest.raises(InputError, match="not those that the run in this folder began with"):
+    with pytest.raises(
+        InputError, match="differ from those that the run in this folder started with"
+    ):
         run(folder, tmp_path / "out", data=iter(["other", *texts[1:]]))
     assert columns(run(folder, tmp_path / "out", data=iter(texts))) == wanted
     before = contents(tmp_path / "out")

@@ -55,7 +55,7 @@ def test_blocks_spans_and_continued_streams_agree(
 
 def test_a_file_that_shrank_is_noticed(tmp_path: Path) -> None:
     stream = stream_of(tmp_path, [3], Selection(), 2)
-    with pytest.raises(InputError, match="became shorter"):
+    with pytest.raises(InputError, match="shrank while"):
         stream.read(Span(0, Position(), 4, Position()))
 
 
@@ -82,11 +82,11 @@ def test_a_share_is_a_share_and_seeds_choose_others() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((10, 0, None, 0), "limit must be an integer from 1, but is 0"),
+        ((10, 0, None, 0), "limit must be an integer of at least 1, but is 0"),
         ((10, None, 0.0, 0), "share above 0"),
         ((10, None, 1.5, 0), "share above 0"),
         ((10, None, 0, 0), "at least 1 row"),
-        ((None, None, 5, 0), "how many rows a stream has is not known; give a share"),
+        ((None, None, 5, 0), "the number of rows in a stream is unknown; give a share"),
     ],
 )
 def test_selections_that_make_no_sense(arguments: Any, words: str) -> None:

@@ -50,7 +50,7 @@ def test_many_bad_rows_are_counted_and_the_first_listed(folder: Path, tmp_path: 
     assert [one.where for one in result.problems] == [f"a.txt, line {n + 1}" for n in range(20)]
     file.write_text("\n" * 50)
     with pytest.raises(
-        InputError, match=r"of 50 rows none could be used; the first: a.txt, line 1"
+        InputError, match=r"none of the 50 rows could be used; the first: a.txt, line 1"
     ):
         run(folder, data=file)
 

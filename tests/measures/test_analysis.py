@@ -358,7 +358,7 @@ def test_a_model_that_ignores_its_mask_is_refused() -> None:
     forward = layer.forward
     layer.forward = lambda hidden, attention_mask=None, *a, **k: forward(hidden, None, *a, **k)
     with pytest.raises(
-        InputError, match="attends to position 8, which the attention mask calls padding"
+        InputError, match="attends to position 8, which the attention mask marks as padding"
     ):
         normscope.analyze_inputs(model, inputs)
 

@@ -167,7 +167,7 @@ def test_top_of_one_layer_and_without_special_tokens() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, True])
 def test_a_wrong_number_of_pairs_is_refused(n: int) -> None:
-    with pytest.raises(InputError, match=f"n is {n}; give a number of pairs from 1 on"):
+    with pytest.raises(InputError, match=f"n is {n}; give at least 1 pair"):
         amplification(made(BEFORE), made(AFTER)).top(n)
 
 

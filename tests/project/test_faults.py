@@ -194,7 +194,9 @@ def test_a_batch_that_does_not_fit_is_halved(small_memory: list[int]) -> None:
     model, reads = tiny_model("bert"), tokenizer()
     alone = [normscope.analyze(model, reads, text) for text in TEXTS]
     small_memory.clear()
-    with pytest.warns(RuntimeWarning, match=r"[53] of these texts at once; going on with [32] at"):
+    with pytest.warns(
+        RuntimeWarning, match=r"[53] of these texts do not fit .* continuing with [32] at"
+    ):
         together = normscope.analyze(model, reads, TEXTS)
     assert small_memory == [5, 2, 3, 1, 2]
     for one, other in zip(alone, together, strict=True):
@@ -208,9 +210,9 @@ def test_what_does_not_fit_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Engine, "start", full)
     model, reads = tiny_model("bert"), tokenizer()
-    with pytest.raises(InputError, match="does not hold these texts alone; a shorter text"):
+    with pytest.raises(InputError, match="even one of these texts; a shorter text"):
         normscope.analyze(model, reads, TEXTS[0])
-    with pytest.raises(InputError, match="does not hold this batch: give fewer rows at once"):
+    with pytest.raises(InputError, match="memory for this batch: give fewer rows at once"):
         normscope.analyze_inputs(model, tiny_inputs("bert"))
 
 
@@ -225,7 +227,9 @@ def test_a_corpus_goes_on_with_smaller_batches(
             folder, data, ["categories"], settings=SETTINGS, output=tmp_path / name
         )
 
-    with pytest.warns(RuntimeWarning, match="of these rows at once; going on with"):
+    with pytest.warns(
+        RuntimeWarning, match="of these rows do not fit in GPU memory at once; continuing with"
+    ):
         found = run("halved")
     assert max(small_memory) > 2
     monkeypatch.undo()

@@ -139,5 +139,5 @@ def test_ctrl_c_says_how_to_continue(
     command = ["reproduce", "emnlp2021", "--model", model, "--data", text, "-o", str(output)]
     done = RUNNER.invoke(app, command)
     assert done.exit_code == 130
-    kept = f"progress is saved in {output / 'measured'}; the same command continues"
+    kept = f"progress is saved in {output / 'measured'}; the same command resumes"
     assert kept in done.stderr

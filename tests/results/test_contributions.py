@@ -382,7 +382,7 @@ def test_a_failed_save_leaves_everything_as_it_was(
 
 
 def test_saving_where_it_cannot_be_saved(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"No such file or directory.*choose a folder"):
+    with pytest.raises(InputError, match=r"No such file or directory.*choose a writable folder"):
         single().save(tmp_path / "missing" / "result.safetensors")
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=r"cannot write .*folder"):

@@ -191,7 +191,7 @@ def test_explain_gives_the_shares_of_attribute(
         (
             "masked",
             {"question": "mask", "text": "the sun sat", "answer": "big dog"},
-            r"the answer 'big dog' is 2 tokens .* a masked model says one token",
+            r"the answer 'big dog' is 2 tokens .* a masked model predicts one token",
         ),
         ("classifier", {"question": "label", "answer": "good"}, "no label 'good'"),
         ("gpt2", {"baseline": "the dog"}, r"the text has 7 tokens and the baseline 3"),

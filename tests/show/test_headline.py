@@ -84,13 +84,13 @@ def test_single_heads_open_on_the_head_that_differs_most() -> None:
 
 def test_one_map_alone_names_the_largest_contributor() -> None:
     norms, weights = result_of(None, NORMS), result_of(WEIGHTS, None)
-    assert headline(norms) == 'In layer 1, "cat" contributes most: 52% of what is added.'
-    assert headline(weights) == 'In layer 1, "[CLS]" gets most: 70% of the attention weight.'
+    assert headline(norms) == 'In layer 1, "cat" contributes the most: 52% of what is added.'
+    assert headline(weights) == 'In layer 1, "[CLS]" gets the most: 70% of the attention weight.'
     assert headline(norms, query=1) == (
         'In layer 1, the largest contributor to "cat" is itself: 80% of what is added.'
     )
     assert headline(weights, query=2) == (
-        'In layer 1, "sat" gives most of its attention weight to "[CLS]": 70%.'
+        'In layer 1, "sat" gives the most attention weight to "[CLS]": 70%.'
     )
 
 
@@ -120,20 +120,18 @@ def test_what_does_not_exist_is_refused() -> None:
             call()
 
 
-def test_which_tokens_speak_for_and_against_an_answer() -> None:
+def test_which_tokens_support_an_answer_or_count_against_it() -> None:
     tokens = tokens_of(["a", "b", "c"])
 
     def said(*shares: float) -> str:
         parts = [list(shares), [0.0] * 3]
         return shares_headline(attribution(tokens, parts=parts, bias=0.0, value=sum(shares)))
 
-    assert said(1.0, -0.5, 2.0) == '"c" (+2.00) speaks most for it, "b" (−0.50) most against it.'
-    assert said(1.0, 0.5, 0.0) == (
-        '"a" (+1.00) speaks most for it, and no token speaks against it.'
+    assert said(1.0, -0.5, 2.0) == (
+        '"c" (+2.00) supports it most, and "b" (−0.50) counts most against it.'
     )
-    assert said(-1.0, -0.5, 0.0) == (
-        '"a" (−1.00) speaks most against it, and no token speaks for it.'
-    )
-    assert said(0.0, 0.0, 0.0) == "No token speaks for or against it."
+    assert said(1.0, 0.5, 0.0) == ('"a" (+1.00) supports it most; no token counts against it.')
+    assert said(-1.0, -0.5, 0.0) == ('"a" (−1.00) counts most against it; no token supports it.')
+    assert said(0.0, 0.0, 0.0) == "No token supports it or counts against it."
     several = attribution(tokens, tokens_of(["x", "y"]))
     assert shares_headline(several, 0) != shares_headline(several, 1)

@@ -50,7 +50,7 @@ def test_text_list_bias_sum_and_proof() -> None:
 def test_differences_have_no_bias_but_a_baseline() -> None:
     settings = {"baseline": "[MASK]", "method": "secant"}
     shown = printed(by_hand(value=5.31, bias=0.0, settings=settings))
-    wanted = "shares 5.31 = 5.31, the model's own value less that of the baseline [MASK] (logit)"
+    wanted = "shares 5.31 = 5.31, the model's own value minus that of the baseline [MASK] (logit)"
     assert wanted in " ".join(shown.split())
     assert not any(line.split()[:1] == ["bias"] for line in shown.splitlines())
 
@@ -88,7 +88,7 @@ def test_several_answers_have_a_row_each() -> None:
     shown = printed(result)
     first = next(line for line in shown.splitlines() if line.startswith("  0 and"))
     token, share = result.top(1, step=0)[0]
-    assert first.endswith(f"most by {token} {share:+.2f}".replace("-", "−"))
+    assert first.endswith(f"most from {token} {share:+.2f}".replace("-", "−"))
     assert f"= {np.sum(result.value):.2f}," in shown
     many = tokens_of([f"t{at}" for at in range(20)])
     assert "… and 8 more answers" in printed(attribution(words(40), many))

@@ -66,10 +66,10 @@ _SHOWN: dict[str, tuple[str | None, str]] = {
         "attention, or a baseline: saliency, smoothgrad (both use gradients), eflomal (learns from "
         "the two texts, without a model).",
     ),
-    "gold": ("FILE", "Gold links (.talp, Pharaoh or .jsonl); the AER is then printed."),
+    "gold": ("FILE", "Gold links (.talp, Pharaoh or .jsonl) to compute the AER."),
     "soft": (
         None,
-        "Keep the soft alignment matrices, too. The output must end in .jsonl or .html.",
+        "Also keep the soft alignment matrices. The output must end in .jsonl or .html.",
     ),
     "words": (
         "space|punctuation|moses",
@@ -86,7 +86,7 @@ _SHOWN: dict[str, tuple[str | None, str]] = {
     "skip_long": (None, "Leave pairs that exceed the model's maximum length without links."),
     "budget": (
         "N",
-        "Maximum number of tokens in a batch, padding included; it bounds the memory. Default: "
+        "Maximum number of tokens in a batch, including padding; limits memory use. Default: "
         "4096 on a CPU, 32768 on a GPU.",
     ),
     "device": ("DEVICE", "cpu, cuda, cuda:1 or mps. Default: cpu."),

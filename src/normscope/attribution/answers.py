@@ -158,8 +158,8 @@ class ChoiceValue(LogitValue):
         with_baselines = len(logits) > sum(len(names) for names in self.valid or ())
         if self.units == LOGPROB and with_baselines:
             raise InputError(
-                'units="logprob" of a choice depends on all choices at once, which a difference '
-                "does not divide between them: leave out the baseline, or explain logits"
+                'units="logprob" depends on all choices at once, so it cannot be divided among '
+                "them with a baseline: leave out the baseline, or explain logits"
             )
         count = len(self.valid[0]) if self.valid else 1
         table = logits.detach()[: len(self.rows) * count].reshape(-1, 1, count)

@@ -99,7 +99,7 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
             is held fixed.
         position: the output position, counted from 0, or from the end if negative. Default: the
             last token of a language model, the mask of a masked one.
-        baseline: explain the difference to another input of the same length: a token's name
+        baseline: explain the difference from another input of the same length: a token's name
             ("[MASK]"), which replaces all but special tokens, a text, "zero" or "mean" for
             embeddings, or a list of these, over which shares are averaged.
         method: "frozen" (the default), "secant" (the default with a baseline), "attn_lrp" or

@@ -68,7 +68,7 @@ def span_row(reader: Reader, text: Any, question: Question, model: Any) -> Asked
     if question.answer is None or question.answer == SPAN:
         if question.foil is None:
             return row
-        raise InputError("a foil needs an answer that is given: a span, not the model's own")
+        raise InputError("a foil needs an explicit answer: a span, not the model's own choice")
     spans = [
         _span_at(reader, encoded, valid, given)
         for given in (question.answer, question.foil)

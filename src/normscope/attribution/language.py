@@ -133,8 +133,8 @@ def _ids_at_mask(
             ids = filled or ids
     if len(ids) != 1:
         raise InputError(
-            f"the answer {answer!r} is {len(ids)} tokens ({reader.pieces(ids)}), and a masked "
-            "model says one token at a mask: give an answer of one token"
+            f"the answer {answer!r} is {len(ids)} tokens ({reader.pieces(ids)}), but a masked "
+            f"model predicts one token per mask: give an answer of one token"
         )
     return ids
 

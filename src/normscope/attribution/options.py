@@ -37,7 +37,7 @@ class Question:
     )
     foil: Any = field(
         default=None,
-        metadata={"metavar": "TEXT", "help": "Explain why the answer and not this."},
+        metadata={"metavar": "TEXT", "help": "Explain why the model prefers the answer to this."},
     )
     text_pair: Any = field(
         default=None,
@@ -73,7 +73,8 @@ class Question:
         default=None,
         metadata={
             "metavar": "N",
-            "help": "The output position, counted from 0; negative from the end. Default: the "
+            "help": "The output position, counted from 0, or from the end if negative. Default: "
+            "the "
             "last token of a language model, the mask of a masked one.",
         },
     )
@@ -81,8 +82,9 @@ class Question:
         default=None,
         metadata={
             "metavar": "TOKEN|TEXT|zero|mean",
-            "help": "Explain the difference to this input: a token in place of every token, a "
-            "text with as many tokens, zero or mean embeddings. Implies --method secant.",
+            "help": "Explain the difference from this input: a token in place of every token, a "
+            "text with the same number of tokens, or zero or mean embeddings. Implies --method "
+            "secant.",
         },
     )
 
@@ -90,7 +92,8 @@ class Question:
         """Return the question in a normal form; raise InputError for what does not go together."""
         if self.foil is not None and self.answer is None:
             raise InputError(
-                f"a foil ({self.foil!r}) without an answer: give answer=, which it is compared with"
+                f"a foil ({self.foil!r}) was given without an answer to compare it with: give "
+                f"answer="
             )
         if self.foil is not None and callable(self.answer):
             raise InputError("a foil needs an answer in words; subtract it in the function instead")
@@ -98,7 +101,7 @@ class Question:
         chosen = [name for name in kinds if getattr(self, name) is not None]
         if len(chosen) > 1:
             raise InputError(
-                f"{' and '.join(chosen)} are given, and each says what to explain: give one of them"
+                f"{' and '.join(chosen)} each specify what to explain: give only one of them"
             )
         if self.generate is not None and (
             isinstance(self.generate, bool) or not isinstance(self.generate, Integral)
@@ -153,7 +156,7 @@ class AttributionOptions:
         metadata={
             "metavar": "|".join(METHODS),
             "help": "frozen: attention, norms and slopes held at their values. secant: the exact "
-            "difference to a baseline. Default: frozen, or secant with --baseline.",
+            "difference from a baseline. Default: frozen, or secant with --baseline.",
         },
     )
     gate: str = field(
@@ -168,8 +171,8 @@ class AttributionOptions:
         default=LOGIT,
         metadata={
             "metavar": "|".join(UNITS),
-            "help": "logprob: the logit less the mean of all logits by their probabilities, which "
-            "are held fixed; with a baseline, the log-probability itself.",
+            "help": "logprob: the logit minus the mean of all logits, weighted by their "
+            "probabilities, which are held fixed; with a baseline, the log-probability itself.",
         },
     )
     trace: bool = field(
@@ -196,13 +199,13 @@ class AttributionOptions:
             return SECANT if has else FROZEN
         if has and self.method != SECANT:
             raise InputError(
-                f'a baseline is explained by method="secant", and method={self.method!r} has '
-                "none: leave out one of the two"
+                f'a baseline needs method="secant", but method={self.method!r} was given: '
+                "leave out one of the two"
             )
         if self.method == SECANT and not has:
             raise InputError(
                 'method="secant" explains a difference: give baseline=, such as "[MASK]", "mean" '
-                "or a text with as many tokens"
+                "or a text with the same number of tokens"
             )
         return self.method
 

@@ -105,7 +105,7 @@ def rules_of(method: str, gate: str = "half") -> Rules:
         return rules
     if rules.product != "half":
         raise InputError(
-            f'gate={gate!r} is a choice of the methods that hold a factor; "{method}" has its own '
-            "rule for products. Leave gate= out"
+            f'gate={gate!r} applies only to methods that hold a factor fixed; "{method}" has its '
+            "own rule for products. Leave gate= out"
         )
     return replace(rules, product=gate)

@@ -36,14 +36,14 @@ class AerArguments(CommandArguments):
     )
     gold_format: str = option(
         "auto",
-        help="Format of the gold links: pharaoh, talp, jsonl or giza; auto: as the file name says.",
+        help="Format of the gold links: pharaoh, talp, jsonl or giza; auto: go by the file name.",
         metavar="FORMAT",
     )
     hypothesis_format: str = option(
-        "auto", help="Format of the links to score, likewise.", metavar="FORMAT"
+        "auto", help="Format of the links to score; the same choices.", metavar="FORMAT"
     )
     resamples: int = option(1000, help="Bootstrap samples for the intervals.", metavar="N", min=0)
-    seed: int = option(0, help="Seed of the bootstrap samples.", metavar="N", min=0)
+    seed: int = option(0, help="Seed for the bootstrap.", metavar="N", min=0)
     as_json: bool = shared(CommonOptions, "as_json")
 
 
@@ -52,7 +52,8 @@ def aer(arguments: AerArguments) -> None:
     """Score word alignments against gold links.
 
     Prints precision, recall, alignment error rate and F1 over the whole corpus, with 95% intervals
-    by bootstrap over sentences, and the counts. An error in a file is reported with its line.
+    by bootstrap over sentences, and the counts. An error in a file is reported with its line
+    number.
 
     \b
     Files, one sentence pair per line:

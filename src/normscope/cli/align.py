@@ -62,20 +62,20 @@ class AlignmentArguments(CommandArguments):
     output: Path | None = option(
         None,
         names=OUTPUT,
-        help="Write the links to FILE: .html for a page to look at; .png, .svg or .pdf for a "
+        help="Write the links to FILE: .html for an interactive page; .png, .svg or .pdf for a "
         "picture of one pair; .talp (counted from 1), .jsonl (with scores), any other name in "
-        "Pharaoh format (counted from 0). Default: on standard output, word pairs for --text and "
-        "Pharaoh for files.",
+        "Pharaoh format (counted from 0). Default: print word pairs for --text and Pharaoh links "
+        "for files.",
         metavar="FILE",
     )
-    pairs: bool = option(False, help="Print the word pairs of files, too, instead of Pharaoh.")
+    pairs: bool = option(False, help="For files, print word pairs instead of Pharaoh links.")
     open_page: bool = option(
         False,
         names=("--open",),
-        help="Open the interactive page in the browser; without --output, it is a temporary file.",
+        help="Open the interactive page in the browser; without --output, from a temporary file.",
     )
     whole_signature: bool = option(
-        False, names=("--signature",), help="Print the whole signature, in one long line."
+        False, names=("--signature",), help="Print the full signature, on one long line."
     )
 
     @property
@@ -132,7 +132,10 @@ class TranslateAlignArguments(AlignmentArguments):
     """The options of `normscope translate-align`."""
 
     beams: int | None = option(
-        None, help="Beams of the search. Default: the model's setting.", metavar="N", min=1
+        None,
+        help="Number of beams in the search. Default: the model's setting.",
+        metavar="N",
+        min=1,
     )
     translation: Path | None = option(
         None, help="Write the translation to FILE, one sentence per line.", metavar="FILE"
@@ -157,7 +160,7 @@ Given = TypeVar("Given", AlignArguments, TranslateAlignArguments)
 def align(arguments: AlignArguments) -> None:
     """Find which words of two sentences translate each other.
 
-    The model reads the source and is made to write the target. Its cross-attention shows which
+    The model reads the source and is forced to produce the target. Its cross-attention shows which
     source words each target word came from, measured by norms, which show what weights hide. Layer,
     head and reading are chosen on the two texts themselves, without gold data. The score of a link
     is the source word's share of what the target word gets. Empty lines get no links.
@@ -376,8 +379,8 @@ def _print_report(alignments: Alignments, arguments: AlignmentArguments) -> None
     count = len(alignments)
     if alignments.ranking and count < FEW:
         note(
-            f"layer and head were chosen from {count} pair{'s' * (count > 1)}, which is too little "
-            "to rely on; give more text, or --layer, --head and --reading"
+            f"layer and head were chosen from {count} pair{'s' * (count > 1)}, too few to rely "
+            f"on; give more text, or --layer, --head and --reading"
         )
     empty = sum(pair.skipped == "empty" for pair in alignments)
     long = sum(pair.skipped == "too long" for pair in alignments)

@@ -51,11 +51,11 @@ class AnalyzeArguments(CommandArguments):
 
     given: str | None = argument(
         None,
-        help="The text that the model reads; - reads it from standard input, as does a command "
-        "without a text at the end of a pipe.",
+        help="The text that the model reads; - reads it from standard input, which is also the "
+        "default at the end of a pipe.",
         metavar="[TEXT]",
     )
-    text: str | None = option(None, help="The same, as an option.", metavar="TEXT")
+    text: str | None = option(None, help="The text, as an option.", metavar="TEXT")
     model: str | None = shared(CommonOptions, "model")
     text_pair: str | None = option(
         None, help="A second text, for models that read pairs.", metavar="TEXT"
@@ -80,21 +80,21 @@ class AnalyzeArguments(CommandArguments):
         help="Add up the contributions of TOKEN under NAME. May be given several times.",
         metavar="NAME=TOKEN",
     )
-    truncate: bool = option(False, help="Cut a text that is too long for the model.")
+    truncate: bool = option(False, help="Truncate a text that is too long for the model.")
     query: str | None = option(
         None,
-        help="Print only what this token receives, layer by layer: a token, a word or a position. "
-        "A token that occurs several times has a table for each time.",
+        help="Print only what one token receives, layer by layer. TOKEN is a token, a word or a "
+        "position; one that occurs several times gets a table for each occurrence.",
         metavar="TOKEN",
     )
     words: bool = option(False, help="Merge the pieces of each word.")
     open_page: bool = option(
         False,
         names=("--open",),
-        help="Open the interactive page in the browser; without --output, it is a temporary file.",
+        help="Open the interactive page in the browser; without --output, from a temporary file.",
     )
     whole_signature: bool = option(
-        False, names=("--signature",), help="Print the whole signature, in one long line."
+        False, names=("--signature",), help="Print the full signature, on one long line."
     )
     output: str | None = option(
         None,
@@ -132,10 +132,10 @@ class AnalyzeArguments(CommandArguments):
 def analyze(arguments: AnalyzeArguments) -> None:
     """Show which tokens contribute most, by weight and by norm.
 
-    Each row of the table is a layer: which token gets most attention weight α, which token
+    Each row of the table is a layer: which token gets the most attention weight α, which token
     contributes most by the norm ‖αf(x)‖ of the vector that is really added, and how much the two
-    differ. All numbers are checked against the model's own output. The error is printed with them,
-    and a signature, with which others can reproduce the numbers.
+    differ. All numbers are checked against the model's own output. The error is printed with
+    them, along with a signature that lets others reproduce the numbers.
 
     \b
     Examples:
@@ -162,7 +162,7 @@ def analyze(arguments: AnalyzeArguments) -> None:
       .html         an interactive page. Without --maps and --heads: weights and
                     norms of each head, and all maps of the attention block
       .png          the maps side by side, in the layer where weights and norms
-                    differ most, or in that of --layer; also .svg and .pdf
+                    differ most, or in --layer; also .svg and .pdf
 
     \b
     Exit status:

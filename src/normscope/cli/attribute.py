@@ -50,22 +50,22 @@ class AttributeArguments(CommandArguments):
 
     given: str | None = argument(
         None,
-        help="The text that the model reads, such as a prompt; - reads it from standard input, as "
-        "does a command without a text at the end of a pipe.",
+        help="The text that the model reads, such as a prompt; - reads it from standard input, "
+        "which is also the default at the end of a pipe.",
         metavar="[TEXT]",
     )
-    text: str | None = option(None, help="The same, as an option.", metavar="TEXT")
+    text: str | None = option(None, help="The text, as an option.", metavar="TEXT")
     data: Path | None = option(
         None,
-        help="A file of texts, in place of one text: .jsonl with the field text, and answer, foil, "
-        "… as the options are called; .csv, .tsv or .parquet with such columns; .txt with a text "
-        "in each line.",
+        help="A file of texts instead of a single text: .jsonl with a field text, and optionally "
+        "answer, foil and so on, named like the options; .csv, .tsv or .parquet with such "
+        "columns; .txt with one text per line.",
         metavar="FILE",
     )
     model: str | None = option(
         None,
-        help="A folder, a GGUF file, a name on the Hugging Face hub (owner/name). Default: "
-        "SmolLM2-135M-Instruct, a small language model; with --similar-to all-MiniLM-L6-v2.",
+        help="A folder, a GGUF file, or a name on the Hugging Face hub (owner/name). Default: "
+        "SmolLM2-135M-Instruct, a small language model; with --similar-to, all-MiniLM-L6-v2.",
         metavar="NAME",
     )
     answer: str | None = shared(Question, "answer")
@@ -76,16 +76,16 @@ class AttributeArguments(CommandArguments):
     similar_to: str | None = shared(Question, "similar_to")
     text_pair: list[str] | None = option(
         None,
-        help="A second text, for models that read pairs; several for a model that chooses "
-        "between them.",
+        help="A second text, for models that read pairs; repeat it for a model that chooses "
+        "between several.",
         metavar="TEXT",
     )
     position: int | None = shared(Question, "position")
     baseline: list[str] | None = option(
         None,
-        help="Explain the difference to this input: a token in place of every token, a text with "
-        "as many tokens, zero or mean embeddings. Implies --method secant. May be given several "
-        "times: shares are averaged.",
+        help="Explain the difference from this input: a token in place of every token, a text "
+        "with the same number of tokens, or zero or mean embeddings. Implies --method secant. "
+        "May be given several times: the shares are averaged.",
         metavar="TOKEN|TEXT|zero|mean",
     )
     method: str | None = shared(AttributionOptions, "method")
@@ -95,21 +95,21 @@ class AttributeArguments(CommandArguments):
     device: str | None = shared(CommonOptions, "device")
     dtype: str | None = shared(CommonOptions, "dtype")
     revision: str | None = shared(CommonOptions, "revision")
-    truncate: bool = option(False, help="Cut a text that is too long for the model.")
+    truncate: bool = option(False, help="Truncate a text that is too long for the model.")
     skip_bad: bool = option(
         False, help="With --data: leave out rows that cannot be used, instead of stopping."
     )
     restart: bool = option(
-        False, help="With --data: start again, whatever rows an interrupted run has finished."
+        False, help="With --data: start over, discarding the rows of an interrupted run."
     )
     words: bool = option(False, help="Merge the pieces of each word.")
     open_page: bool = option(
         False,
         names=("--open",),
-        help="Open the interactive page in the browser; without --output, it is a temporary file.",
+        help="Open the interactive page in the browser; without --output, from a temporary file.",
     )
     whole_signature: bool = option(
-        False, names=("--signature",), help="Print the whole signature, in one long line."
+        False, names=("--signature",), help="Print the full signature, on one long line."
     )
     output: str | None = option(
         None,
@@ -147,10 +147,10 @@ class AttributeArguments(CommandArguments):
 def attribute(arguments: AttributeArguments) -> None:
     """Show which words of a text made the model's answer.
 
-    Every token gets an exact, signed share of the answer's logit. The shares and the share of the
-    model's biases add up to the logit, which is printed with the error as the proof. Without
-    --answer, the model's own choice is explained. With --baseline, the shares are those of the
-    difference to another input.
+    Every token gets an exact, signed share of the answer's logit. Together with the share of
+    the model's biases, they add up to the logit; the sum and its error are printed as proof.
+    Without --answer, the model's own choice is explained. With --baseline, the shares explain the
+    difference from another input.
 
     \b
     Examples:
@@ -174,8 +174,8 @@ def attribute(arguments: AttributeArguments) -> None:
       .html         an interactive page
       .png          a picture of the shares; also .svg and .pdf
       .parquet      with --data: one row for each text and answer, with lists of tokens and
-                    shares; also .jsonl. FILE.partial has the rows that are finished until
-                    then: the same command continues an interrupted run
+                    shares; also .jsonl. FILE.partial holds the rows finished so far: the same
+                    command resumes an interrupted run
 
     \b
     Exit status:
@@ -314,7 +314,7 @@ def _hint_on_interrupt(output: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if partial_of(output).is_file():
-            note(f"finished rows are in {partial_of(output)}; the same command continues there")
+            note(f"finished rows are in {partial_of(output)}; the same command resumes there")
         else:
             note("nothing was computed yet; the same command starts from the beginning")
         raise

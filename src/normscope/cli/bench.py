@@ -35,15 +35,14 @@ class BenchArguments(CommandArguments):
         None,
         help=f"2020: {', '.join(HEAD_MAPS)}. 2021: also with the residual and its norm. 2024: "
         "through the feed-forward. reduce: mixing ratios and top contributors, no map. "
-        "attribute: which input made one output. "
-        "Default: all, but 2024 only up to 128 tokens.",
+        "attribute: the attribution of one output. Default: all, but 2024 only up to 128 tokens.",
         metavar="GROUP[,GROUP]",
     )
     repeats: int = option(5, help="Runs to time; the median is reported.", metavar="N", min=1)
     no_dense: bool = option(False, help="Leave out the dense form, which builds every vector.")
     tf32: bool = option(False, help="Allow TF32 in a GPU's float32 products.")
     output: str | None = option(
-        None, names=("--json",), help="Write all figures to FILE.", metavar="FILE"
+        None, names=("--json",), help="Write all numbers to FILE as JSON.", metavar="FILE"
     )
 
     def for_python(self) -> dict[str, Any]:
@@ -58,14 +57,14 @@ class BenchArguments(CommandArguments):
 
 @command
 def bench(arguments: BenchArguments) -> None:
-    """Measure time and memory beside the plain forward pass.
+    """Measure time and memory against the plain forward pass.
 
     Measures, in one run and on the same weights and random ids: the plain forward pass, the eager
     one with its attention weights, normscope by group of maps, and the dense form, which builds
-    every vector α·f(x). The group attribute is the time of whole attributions, beside the input
-    times the gradient by plain autograd. Times are medians over interleaved runs. Peak memory is
-    counted beyond the loaded model; on a CPU it is measured only for the eager pass and group 2020,
-    at the largest length.
+    every vector α·f(x). The group attribute times whole attributions and compares them with
+    input × gradient by plain autograd. Times are medians over interleaved runs. Peak memory
+    excludes the loaded model; on a CPU it is measured only for the eager pass and group 2020, at
+    the largest length.
 
     \b
     Examples:

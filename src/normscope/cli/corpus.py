@@ -39,7 +39,8 @@ class CorpusArguments(CommandArguments):
     )
     data: list[Path] | None = option(
         None,
-        help="A file of sequences. Its name says the format: .txt one sequence per line; "
+        help="A file of sequences, in the format that its name implies: .txt one sequence per "
+        "line; "
         ".jsonl with text (and text_pair); .tsv pairs; .parquet with the columns text (and "
         "text_pair); .pkl Clark et al.'s tokens. May be given several times.",
         metavar="FILE",
@@ -96,12 +97,12 @@ class CorpusArguments(CommandArguments):
 
 @command
 def corpus(arguments: CorpusArguments) -> None:
-    """Measure a corpus in one pass that can be interrupted.
+    """Compute corpus statistics in one resumable pass.
 
-    Every sequence goes through the model once (twice where masked text is needed as well), and only
-    small summaries are kept: memory does not grow with the corpus. With --output, progress is saved
-    regularly; the same command continues an interrupted run, also after a crash, and gives the same
-    numbers. A folder with another model, other data or other settings is refused.
+    Every sequence goes through the model once (twice if masked text is needed too), and only small
+    summaries are kept: memory does not grow with the corpus. With --output, progress is saved
+    regularly; the same command resumes an interrupted run, even after a crash, and gives the same
+    numbers. A folder that holds a run with a different model, data or settings is refused.
 
     \b
     Examples:
@@ -114,7 +115,7 @@ def corpus(arguments: CorpusArguments) -> None:
     \b
     Files in DIR:
       statistics.json     signature, settings, row counts and all tables
-      run.json            times and speed, which differ between equal runs
+      run.json            times and speed, which differ between identical runs
       tables/             one .csv and one .parquet for each table
       figures/            pictures of the tables
       report.html         all of it on one page

@@ -103,7 +103,7 @@ def run_demo(output: Path | None = None, model: str | Path | None = None) -> Non
             raise
         console.print(f"\nNo picture was drawn: {missing}", soft_wrap=True)
     else:
-        console.print(f"\nLayer {shares.layer} is drawn in {path}", soft_wrap=True)
+        console.print(f"\nThe maps of layer {shares.layer} are in {path}", soft_wrap=True)
     if model is None:
         _print_alignment(console)
         _show_attribution(console, path, asked=output is not None)
@@ -240,7 +240,7 @@ def _show_attribution(console: Console, path: Path, *, asked: bool) -> None:
         with working("smollm2"):
             result = normscope.attribute(None, text=PROMPT, answer=ANSWER, foil=FOIL)
     except (ModelNotFoundError, MissingExtraError) as missing:
-        console.print(f"This example is left out: {missing}", soft_wrap=True)
+        console.print(f"Skipping this example: {missing}", soft_wrap=True)
         return
     report(result, console)
     picture = path.with_stem(f"{path.stem}-attribution")
@@ -253,4 +253,4 @@ def _show_attribution(console: Console, path: Path, *, asked: bool) -> None:
         if asked:
             raise
     else:
-        console.print(f"\nThe shares are drawn in {picture}", soft_wrap=True)
+        console.print(f"\nThe picture of the shares is in {picture}", soft_wrap=True)

@@ -80,8 +80,9 @@ class CommonOptions(CommandArguments):
 
     model: str | None = option(
         None,
-        help="A folder, a GGUF file, a name on the Hugging Face hub (owner/name), smollm2, a small "
-        "language model, or de-en, a small translation model. Default: all-MiniLM-L6-v2, a small "
+        help="A folder, a GGUF file, a name on the Hugging Face hub (owner/name), smollm2 (a "
+        "small language model) or de-en (a small translation model). Default: all-MiniLM-L6-v2, "
+        "a small "
         "BERT.",
         metavar="NAME",
     )

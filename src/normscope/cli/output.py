@@ -49,12 +49,12 @@ def hint_on_interrupt(output: Path | None, restart: bool) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if output is None:
-            note("nothing was saved; a run with --output DIR can be continued")
+            note("nothing was saved; a run with --output DIR can be resumed")
         elif (output / FILE).is_file():
             same = "the same command without --restart" if restart else "the same command"
-            note(f"progress is saved in {output}; {same} continues from there")
+            note(f"progress is saved in {output}; {same} resumes from there")
         else:
-            note("nothing was measured yet; the same command starts from the beginning")
+            note("nothing has been measured yet; the same command starts from the beginning")
         raise
 
 

@@ -56,10 +56,10 @@ class ReproduceArguments(CommandArguments):
 def reproduce(arguments: ReproduceArguments) -> None:
     """Reproduce a paper's tables and figures.
 
-    Shows published beside measured numbers: each number with its convention, each finding of the
-    paper and whether the measured numbers agree with it. A report on another model or another text
-    than the paper's says so. With --output, the same command continues an interrupted run, and
-    prints the report of a finished one.
+    Shows published numbers beside measured ones: each number with its convention, and each finding
+    of the paper with whether the measured numbers agree. A report on a model or text other than the
+    paper's says so. With --output, the same command resumes an interrupted run, and prints the
+    report of a finished one.
 
     \b
     Examples:

@@ -39,11 +39,11 @@ class ServeArguments(CommandArguments):
 
 @command
 def serve(arguments: ServeArguments) -> None:
-    """Serve a page on which you ask about a text.
+    """Start a local web app to ask questions about a text.
 
-    The models are loaded once, into a process of their own, which runs one analysis after the
-    other; an analysis that takes too long or is cancelled is stopped. Only this machine can reach
-    the page, unless --host and --allow-remote are given; then every request needs the token.
+    The models are loaded once, in a separate process that runs one analysis at a time; an analysis
+    that takes too long or is cancelled is stopped. Only this machine can reach the page, unless
+    --host and --allow-remote are given; then every request needs the token.
 
     \b
     Examples:

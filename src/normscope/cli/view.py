@@ -19,8 +19,8 @@ class ViewArguments(CommandArguments):
     """The options of `normscope view`."""
 
     files: list[str] = argument(
-        help="A .safetensors file that analyze or attribute wrote (--output). Several results "
-        "of the same text are shown as one.",
+        help="A .safetensors file that analyze or attribute wrote (--output). Several results of "
+        "the same text are shown on one page.",
         metavar="FILE",
     )
     output: str | None = option(

@@ -240,7 +240,7 @@ def locked_folder(path: str | os.PathLike[str]) -> Iterator[Folder]:
     except OSError as problem:
         raise InputError(
             f"cannot write to the folder {str(folder.path)!r}: {problem.strerror or problem}; "
-            "choose a folder that may be written to and has room"
+            "choose a writable folder with free space"
         ) from problem
     try:
         folder.check_own()
@@ -280,7 +280,8 @@ def check_same(folder: Path, then: Mapping[str, Any], now: Mapping[str, Any]) ->
     if changes := differences(then, now):
         raise InputError(
             f"the folder {str(folder)!r} holds a run with other settings: {'; '.join(changes)}. "
-            "Give the settings that it was begun with, or another folder, or start a new run with "
+            "Give the settings that it was started with, or another folder, or start a new run "
+            "with "
             "--restart (restart=True)"
         )
 

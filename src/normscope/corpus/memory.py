@@ -95,7 +95,8 @@ class Memory:
     def _compare(self) -> None:
         if self.expected not in (None, self.seen()):
             raise InputError(
-                "the rows of the stream are not those that the run in this folder began with; "
+                "the rows of the stream differ from those that the run in this folder started "
+                "with; "
                 "give the same stream, another folder, or start a new run (restart=True, "
                 "--restart)"
             )

@@ -85,7 +85,7 @@ class CorpusOptions:
     )
     max_length: int | None = field(
         default=None,
-        metadata=shown("Cut longer sequences to N tokens. Default: the model's limit.", "N"),
+        metadata=shown("Truncate longer sequences to N tokens. Default: the model's limit.", "N"),
     )
     batch_tokens: int = field(default=4096, metadata=shown("Tokens in one batch.", "N", min=1))
     block_rows: int = 256
@@ -100,7 +100,8 @@ class CorpusOptions:
     format: str | None = field(
         default=None,
         metadata=shown(
-            "Format of the files: text, jsonl, tsv, parquet or clark. Default: as their names say.",
+            "Format of the files: text, jsonl, tsv, parquet or clark. Default: go by the file "
+            "names.",
             "FORMAT",
         ),
     )
@@ -116,7 +117,7 @@ class CorpusOptions:
         default=False,
         metadata=shown("Also write the maps of every sequence: maps/part-*.parquet. Large."),
     )
-    restart: bool = field(default=False, metadata=shown("Discard what DIR holds and start again."))
+    restart: bool = field(default=False, metadata=shown("Discard the run in DIR and start over."))
     checkpoint_seconds: float = field(
         default=60.0, metadata=shown("Seconds between checkpoints.", "S", min=0.0)
     )

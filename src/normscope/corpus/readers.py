@@ -233,7 +233,7 @@ class LineFile(SourceFile):
         try:
             row = json.loads(text)
         except RecursionError:
-            return Problem(where, "json", "the JSON is nested too deep")
+            return Problem(where, "json", "the JSON is nested too deeply")
         except ValueError as error:
             return Problem(where, "json", f"broken JSON: {error}")
         return from_row(where, row, self.fields)
@@ -300,7 +300,7 @@ def checked(where: str, text: Any, pair: Any = None) -> Content | Problem:
             continue
         if not isinstance(value, str):
             kind = type(value).__name__
-            return Problem(where, "type", f"the {name} is no string but {kind}: {value!r:.60}")
+            return Problem(where, "type", f"the {name} is not a string but {kind}: {value!r:.60}")
         if not value.strip():
             return Problem(where, "empty", f"the {name} is empty")
         try:
@@ -314,4 +314,4 @@ def checked(where: str, text: Any, pair: Any = None) -> Content | Problem:
 def not_utf8(where: str, error: UnicodeDecodeError) -> Problem:
     """Return the problem of a row that is not UTF-8."""
     byte = error.object[error.start]
-    return Problem(where, "encoding", f"not UTF-8: byte 0x{byte:02x} at place {error.start}")
+    return Problem(where, "encoding", f"not UTF-8: byte 0x{byte:02x} at position {error.start}")

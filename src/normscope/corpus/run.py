@@ -317,7 +317,7 @@ class _Run:
         if not outcome.sequences:
             first = f"; the first: {outcome.problems[0]}" if outcome.problems else ""
             raise InputError(
-                f"there is nothing to measure: of {outcome.rows} rows none could be used{first}"
+                f"there is nothing to measure: none of the {outcome.rows} rows could be used{first}"
             )
         for source in self._streams:
             self.identity["data"][-1]["sha256"] = source.seen()

@@ -62,7 +62,7 @@ def select(
         seed: Another seed selects other rows.
     """
     if limit is not None and (not _is_integer(limit) or limit < 1):
-        raise InputError(f"limit must be an integer from 1, but is {limit!r}")
+        raise InputError(f"limit must be an integer of at least 1, but is {limit!r}")
     total = rows if limit is None or rows is None else min(rows, limit)
     if sample is None:
         return Selection(limit, None, seed), total
@@ -79,8 +79,8 @@ def select(
         raise InputError(f"sample must have at least 1 row, but is {sample!r}")
     if total is None:
         raise InputError(
-            f"sample is a number of rows, {sample}, but how many rows a stream has is not known; "
-            "give a share, such as 0.01"
+            f"sample is a number of rows, {sample}, but the number of rows in a stream is "
+            f"unknown; give a share, such as 0.01"
         )
     if sample >= total:
         return Selection(limit, None, seed), total
@@ -130,7 +130,7 @@ class Stream:
         for source in sources[:-1]:
             if (rows := source.count()) is None:
                 raise InputError(
-                    f"{source.name!r} does not tell how many rows it has; only the last of "
+                    f"{source.name!r} has an unknown number of rows; only the last of "
                     "several sources may be a stream"
                 )
             self._bases.append(self._bases[-1] + rows)
@@ -154,7 +154,7 @@ class Stream:
         rows = list(islice(self._rows(span.start), span.count))
         if len(rows) < span.count:
             raise InputError(
-                f"the data became shorter while they were read: block {span.index} has "
+                f"the data shrank while they were being read: block {span.index} has "
                 f"{len(rows)} rows instead of {span.count}; do not change the files during a run"
             )
         return _block(span.index, rows)

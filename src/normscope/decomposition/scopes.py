@@ -67,7 +67,7 @@ class Scope:
         return "weight" if self.weight else "norm"
 
 
-_FF = "through the feed-forward, its activation split by integrated gradients"
+_FF = "its activation is divided among the tokens by integrated gradients"
 
 _TABLE = (
     Scope(
@@ -78,13 +78,13 @@ _TABLE = (
         title="Attention weights",
         formula="ᾱ_{ij} = mean_{h} α_{ij}^{h}",
         whole="the attention weight",
-        meaning="How much each token is looked at, mean over heads. It does not say how long the "
-        "vector is that comes from there.",
+        meaning="How much attention each token gets, averaged over heads. It says nothing about "
+        "the length of the vector that comes from the token.",
         weight=True,
         head_title="Attention weights of one head",
         head_formula="α_{ij}^{h}",
-        head_meaning="How much each token is looked at by this head. It does not say how long the "
-        "vector is that comes from there.",
+        head_meaning="How much attention each token gets from this head. It says nothing about "
+        "the length of the vector that comes from the token.",
     ),
     Scope(
         "attn_n",
@@ -94,8 +94,8 @@ _TABLE = (
         title="Attention norms",
         formula="‖s_{ij}‖,  s_{ij} = Σ_{h} α_{ij}^{h} f_{h}(x_{j})",
         whole="what is added",
-        meaning="The length of the vector that the attention adds, heads summed before the length "
-        "is taken.",
+        meaning="The length of the vector that attention adds, with heads summed before the "
+        "length is computed.",
         head_title="Attention norms of one head",
         head_formula="‖α_{ij}^{h} f_{h}(x_{j})‖ = α_{ij}^{h} ‖f_{h}(x_{j})‖",
         head_meaning="The length of the vector that this head adds.",
@@ -120,7 +120,7 @@ _TABLE = (
         title="Norms with the residual",
         formula="‖z_{ij}‖,  z_{ij} = s_{ij} + δ_{ij} x_{i}",
         whole="the sum with the residual",
-        meaning="What the attention adds, and what the token keeps of itself through the residual "
+        meaning="What attention adds, and what the token keeps of itself through the residual "
         "connection.",
         formula_with_column="‖s_{ij}‖;  ‖x_{i}‖ for the residual",
     ),
@@ -132,7 +132,7 @@ _TABLE = (
         title="The attention block: residual and layer norm",
         formula="‖p_{ij}‖,  p_{ij} = γ ⊙ (z_{ij} − mean z_{ij}) / σ_{i}",
         whole="the attention block’s output",
-        meaning="The whole attention block, as its layer norm hands it on.",
+        meaning="The output of the whole attention block, after its layer norm.",
         formula_with_column="‖γ ⊙ (s_{ij} − mean s_{ij}) / σ_{i}‖;  "
         "the same of x_{i} for the residual",
     ),
@@ -144,7 +144,7 @@ _TABLE = (
         title="The attention block (ATB)",
         formula="‖p_{ij}‖, or ‖z_{ij}‖ where no norm follows",
         whole="the attention block’s output",
-        meaning="The attention block, where the feed-forward takes over.",
+        meaning="The output of the attention block, where the feed-forward begins.",
     ),
     Scope(
         "atb_ln",
@@ -154,7 +154,7 @@ _TABLE = (
         title="The attention block and the norm after it",
         formula="‖γ ⊙ (z_{ij} − mean z_{ij}) / σ_{i}‖",
         whole="what the feed-forward reads",
-        meaning="What the feed-forward reads. An RMS norm takes no mean off.",
+        meaning="What the feed-forward reads. An RMS norm does not subtract the mean.",
         ff_norm_before=True,
     ),
     Scope(
@@ -176,7 +176,7 @@ _TABLE = (
         title="The feed-forward with its residual",
         formula="‖F_{ij} + p_{ij}‖",
         whole="the sum with the feed-forward",
-        meaning=f"Further {_FF}, and the residual around it.",
+        meaning=f"What the feed-forward adds, and the residual around it; {_FF}.",
         ff_norm_before=False,
     ),
     Scope(

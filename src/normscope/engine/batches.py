@@ -14,7 +14,7 @@ Item = TypeVar("Item")
 
 ADVICE = (
     'a shorter text, fewer maps, a smaller dtype, attention="fused" with reduce=, or device="cpu" '
-    "takes less"
+    "needs less"
 )
 
 
@@ -43,12 +43,12 @@ def halves(batch: Sequence[Item], what: str) -> tuple[list[Item], list[Item]]:
     Call it outside the ``except`` block: the traceback keeps alive the tensors to be freed.
     """
     if len(batch) < 2:
-        raise out_of_memory(f"{what} alone")
+        raise out_of_memory(f"even one of {what}")
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     half = len(batch) // 2
     warnings.warn(
-        f"the GPU's memory does not hold {len(batch)} of {what} at once; going on with "
+        f"{len(batch)} of {what} do not fit in GPU memory at once; continuing with "
         f"{len(batch) - half} at a time, which may change the last digits of the results",
         RuntimeWarning,
         stacklevel=3,
@@ -58,4 +58,4 @@ def halves(batch: Sequence[Item], what: str) -> tuple[list[Item], list[Item]]:
 
 def out_of_memory(what: str) -> InputError:
     """Return the error for a batch that does not fit in memory and cannot be split."""
-    return InputError(f"the GPU's memory does not hold {what}; {ADVICE}")
+    return InputError(f"not enough GPU memory for {what}; {ADVICE}")

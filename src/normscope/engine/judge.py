@@ -139,7 +139,7 @@ def check_masks(
         row, query = (leaked[0] > 0).nonzero()[0].tolist()
         raise InputError(
             f"{batch.row_name(row)}, position {query} attends to position "
-            f"{int(leaked[1][row, query])}, which the attention mask calls padding, in {layer}: "
+            f"{int(leaked[1][row, query])}, which the attention mask marks as padding, in {layer}: "
             "the model does not apply the mask it was given, or the row is masked as a whole. Run "
             "each row by itself, unpadded."
         )

@@ -55,7 +55,7 @@ class AnalysisOptions:
         default="path",
         metadata={
             "metavar": "path|fixed",
-            "help": "Whether the feed-forward's bias takes a share of the activation (path) or "
+            "help": "Whether the feed-forward's bias gets a share of the activation (path) or "
             "keeps g(b) (fixed).",
         },
     )
@@ -76,8 +76,8 @@ class AnalysisOptions:
         default=(),
         metadata={
             "metavar": "NAME[,NAME]",
-            "help": "Keep no map, only: mixing_ratio, row_sum, argmax, top16 (or any number), "
-            "category. Written as JSON.",
+            "help": "Keep summaries instead of maps: mixing_ratio, row_sum, argmax, top16 (or "
+            "any number), category. Written as JSON.",
         },
     )
     categories: Mapping[str, Sequence[str]] | None = None

@@ -99,5 +99,5 @@ def _beside(target: Path) -> Path:
 def _cannot_write(name: str, problem: OSError) -> InputError:
     return InputError(
         f"cannot write {name!r}: {problem.strerror or problem}; nothing was changed there; choose "
-        "a folder that may be written to and has room"
+        "a writable folder with free space"
     )

@@ -66,7 +66,7 @@ class Amplification:
         differences keep the order of layer, query, key.
         """
         if n is not None and (not is_int(n) or n < 1):
-            raise InputError(f"n is {n!r}; give a number of pairs from 1 on, or None for all")
+            raise InputError(f"n is {n!r}; give at least 1 pair, or None for all")
         chosen = np.ones(self.difference.shape, dtype=bool)
         if layer is not None:
             self.difference.sel(layer=[layer])  # raises for a layer that does not exist

@@ -308,7 +308,7 @@ class Attribution:
         """
         edges = self._traced("edges")
         if top is not None and (not is_int(top) or top < 1):
-            raise InputError(f"top is {top!r}; give a number of edges from 1 on")
+            raise InputError(f"top is {top!r}; give at least 1 edge")
         if self.steps is not None:
             self._check_step(step, needed=True)
         if isinstance(edges, EdgeSource):
@@ -343,7 +343,7 @@ class Attribution:
             step: Which answer; by default, the sum of all of them.
         """
         if not is_int(n) or n < 1:
-            raise InputError(f"n is {n!r}; give a number of tokens from 1 on")
+            raise InputError(f"n is {n!r}; give at least 1 token")
         shares = self._shares(step)
         order = np.argsort(-np.abs(shares), kind="stable")[:n].tolist()
         return [(self.tokens.texts[at], float(shares[at])) for at in order]

@@ -69,7 +69,7 @@ def load(path: str | os.PathLike[str]) -> Contributions | Attribution:
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as problem:
         why = f"its header is damaged ({problem!r:.200})"
     except RecursionError:
-        why = "its header is nested too deep"
+        why = "its header is nested too deeply"
     raise InputError(f"could not load {where}: {why:.400}; give a file that result.save() wrote")
 
 

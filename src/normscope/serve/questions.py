@@ -83,7 +83,7 @@ QUESTIONS = (
     OfferedQuestion(
         "continue",
         "Which words made this continuation?",
-        "You write how the text goes on; see what speaks for each word.",
+        "Write a continuation yourself; see what supports each word of it.",
         (CAUSAL,),
         ("continuation", *HOW),
         ("continuation",),
@@ -149,7 +149,7 @@ QUESTIONS = (
     OfferedQuestion(
         "similar",
         "How similar are two texts?",
-        "The words that make them alike, and those that do not.",
+        "Which words make them similar, and which do not.",
         (NO_HEAD,),
         ("similar_to", *HOW),
         ("similar_to",),

@@ -3,7 +3,7 @@
     headline(result)                 "In layer 2, [CLS] gets 53% of the attention weight but 6% of
                                      what is added."
     most_different(result)           the layer, and the head, where weights and norms differ most
-    shares_headline(attribution)     which tokens speak most for and against the answer
+    shares_headline(attribution)     which tokens support the answer most or count against it
 
 Figures, tables and the page use the same sentences; the page computes them anew for what it shows.
 """
@@ -177,7 +177,8 @@ def _about_mean(view: _View, shares: Sequence[NDArray[np.float64]]) -> str:
     if len(shares) == 1:
         key = int(shares[0].argmax())
         return (
-            f"{token_name(view.keys, key)} {verb} most: {percent(shares[0][key])} of {whole(name)}."
+            f"{token_name(view.keys, key)} {verb} the most: {percent(shares[0][key])} of "
+            f"{whole(name)}."
         )
     key = int(np.abs(shares[0] - shares[1]).argmax())
     first, second = (float(values[key]) for values in shares)
@@ -197,7 +198,7 @@ def _about_row(view: _View, shares: Sequence[NDArray[np.float64]], query: int) -
     first, second = float(shares[0][key]), float(shares[-1][key])
     if len(shares) == 1:
         if view.names[0] == WEIGHTS:
-            return f"{receiver} gives most of its attention weight to {giver}: {percent(first)}."
+            return f"{receiver} gives the most attention weight to {giver}: {percent(first)}."
         part = f"{percent(first)} of {whole(view.names[0])}"
         return f"the largest contributor to {receiver} is {giver}: {part}."
     if abs(first - second) < AGREE:
@@ -215,7 +216,7 @@ def _agreement(view: _View) -> str:
 
 
 def shares_headline(result: Attribution, step: int | None = None) -> str:
-    """Say which tokens speak most for and against an answer.
+    """Say which tokens support an answer most, and which count most against it.
 
     Args:
         result: An attribution.
@@ -232,12 +233,12 @@ def shares_headline(result: Attribution, step: int | None = None) -> str:
         return f"{_named(names, result.tokens.special, at)} ({signed(float(values[at]), decimals)})"
 
     if values[best] <= 0 and values[worst] >= 0:
-        return "No token speaks for or against it."
+        return "No token supports it or counts against it."
     if values[best] <= 0:
-        return f"{about(worst)} speaks most against it, and no token speaks for it."
+        return f"{about(worst)} counts most against it; no token supports it."
     if values[worst] >= 0:
-        return f"{about(best)} speaks most for it, and no token speaks against it."
-    return f"{about(best)} speaks most for it, {about(worst)} most against it."
+        return f"{about(best)} supports it most; no token counts against it."
+    return f"{about(best)} supports it most, and {about(worst)} counts most against it."
 
 
 def token_name(tokens: Tokens, at: int) -> str:

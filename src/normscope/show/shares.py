@@ -128,7 +128,7 @@ def _print_steps(result: Attribution, console: Console, width: int) -> None:
         (token, share), *_ = result.top(1, step)
         line = _plain(f"{step:>3} ")
         line.append(_fitted(result.steps.texts[step], 16))
-        line.append(f" {signed(float(values[step]), decimals):>8}  most by ")
+        line.append(f" {signed(float(values[step]), decimals):>8}  most from ")
         line.append(_fitted(token, 16).rstrip())
         line.append(f" {signed(share, decimals)}")
         console.print(line, width=width)

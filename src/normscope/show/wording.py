@@ -114,7 +114,7 @@ def proof(result: Attribution, step: int | None = None) -> str:
         total += f" + bias {amount(bias, decimals)}"
     whose = "the model's own value"
     if baseline:
-        whose += f" less that of the baseline {printable(baseline)}"
+        whose += f" minus that of the baseline {printable(baseline)}"
     units = printable(result.units)
     return (
         f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {shown_error(result.error)}"

@@ -4,11 +4,11 @@
 const STORED = "normscope"; // the key of the form in the tab's own storage, never sent anywhere
 const PLAIN = {
   attn_w: "how much each word looks at every other",
-  attn_n: "how much each word really adds to the other",
+  attn_n: "how much each word really adds to every other",
   attn_res_w: "weights, with what a word keeps of itself",
   attn_res_n: "contributions, with what a word keeps of itself",
-  attn_res_ln_n: "all that attention does, with what a word keeps of itself, rescaled",
-  atb: "all that attention does, with what a word keeps of itself",
+  attn_res_ln_n: "everything attention does, with what a word keeps of itself, rescaled",
+  atb: "everything attention does, with what a word keeps of itself",
   atb_ln: "the same, rescaled",
   atb_ff: "what the second half of the layer adds, by word",
   atb_ff_res: "the second half of the layer, with what it passes on",
@@ -236,8 +236,8 @@ function updateQuestion() {
     ? "(counted from 0, special tokens included)"
     : "(optional, in place of a mask; counted from 0)";
   $("baseline-hint").textContent =
-    `A text with as many tokens, ${model.mask ? `${model.mask}, ` : ""}zero or mean: the shares then ` +
-    "explain the difference to it.";
+    `A text with the same number of tokens, ${model.mask ? `${model.mask}, ` : ""}zero or mean: the shares then ` +
+    "explain the difference from it.";
   suggest(question.examples);
 }
 

@@ -82,7 +82,7 @@ function viewTools(app) {
     const { part, state } = app;
     if (state.view === "overview") return [];
     if (state.view === "matrix") return [zoomButtons(app, made)];
-    const names = { 0: isDense(app.fields[0]) ? `the ${STRONGEST} strongest` : "as fit", [ALL]: "all" };
+    const names = { 0: isDense(app.fields[0]) ? `the ${STRONGEST} strongest` : "automatic", [ALL]: "all" };
     const list = [made.dropdown("Lines", "lines", LINE_COUNTS.map((count) => ({ value: count, text: names[count] ?? `up to ${count}` })), state.lines, (value) => app.set({ lines: Number(value) }))];
     if (headsOf(part, state).length > 1) list.push(headChips(app, made));
     return list;
@@ -104,10 +104,10 @@ const KEYS = [
   ["x", "hide or show special tokens"],
   ["d", "hide or show the token itself"],
   ["t", "dark or light"],
-  ["← → ↑ ↓", "among tokens, or cells of the matrix"],
+  ["← → ↑ ↓", "move between tokens, or between cells of the matrix"],
   ["Home End", "first and last token"],
-  ["+ − 0", "in the matrix: zoom in, zoom out, show the whole"],
+  ["+ − 0", "in the matrix: zoom in, zoom out, show all of it"],
   ["⇧ arrows", "in the matrix: move the part that is shown"],
-  ["Esc", "deselect the token"],
+  ["Esc", "clear the selection"],
   ["?", "this list"],
 ];

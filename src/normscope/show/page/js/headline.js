@@ -49,7 +49,7 @@ function aboutMean(fields, chosen) {
   const verb = fields[0].variant.unit === "weight" ? "gets" : "contributes";
   if (fields.length === 1) {
     const key = chosen ?? largestOf(widest.cols, (at) => of(0, at));
-    return [...tokenName(widest.keys, key), ` ${verb}${chosen === null ? " most:" : ""} ${rounded(of(0, key))} of ${fields[0].variant.whole}.`];
+    return [...tokenName(widest.keys, key), ` ${verb}${chosen === null ? " the most:" : ""} ${rounded(of(0, key))} of ${fields[0].variant.whole}.`];
   }
   const key = chosen ?? largestOf(widest.cols, (at) => Math.abs(of(0, at) - of(1, at)));
   const [first, second] = [of(0, key), of(1, key)];
@@ -70,7 +70,7 @@ function aboutRow(fields, query, chosen, [weightsName, normsName]) {
   const [first, second] = [of(0, key), pair ? of(1, key) : 0];
   const weights = fields[0].name === weightsName;
   if (!pair) {
-    if (weights) return [...receiver, chosen === null ? " gives most of its attention weight to " : " gives attention weight to ", ...giver, `: ${rounded(first)}.`];
+    if (weights) return [...receiver, chosen === null ? " gives the most attention weight to " : " gives attention weight to ", ...giver, `: ${rounded(first)}.`];
     return [chosen === null ? "the largest contributor to " : "the contribution to ", ...receiver, chosen === null ? " is " : " from ", ...giver, `: ${rounded(first)} of ${fields[0].variant.whole}.`];
   }
   const agree = Math.abs(first - second) < AGREE;

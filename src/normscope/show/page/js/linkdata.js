@@ -8,7 +8,7 @@ async function inflated(base64) {
 }
 
 async function unpackLinks(data) {
-  if (data.format !== "normscope.links" || data.version !== 1) throw new Error("it is of another version of normscope");
+  if (data.format !== "normscope.links" || data.version !== 1) throw new Error("it was made by another version of normscope");
   const rows = JSON.parse(await inflated(data.pairs));
   const pairs = rows.map(([source, target, links, gold, soft, skipped], number) => ({
     number, source, target, skipped, soft,

@@ -2,14 +2,14 @@
 
 const LINK_KEYS = [
   ["← →", "next and previous word"],
-  ["↑ ↓", "to the word that is linked"],
-  ["Enter", "keep a word chosen"],
+  ["↑ ↓", "go to the linked word"],
+  ["Enter", "keep the word selected"],
   ["n  p", "next pair, previous pair"],
-  ["/", "search a word"],
-  ["g", "with or without gold links"],
+  ["/", "search for a word"],
+  ["g", "show or hide gold links"],
   ["m", "lines or matrix"],
   ["t", "dark or light"],
-  ["Esc", "choose nothing"],
+  ["Esc", "clear the selection"],
   ["?", "this list"],
 ];
 const SCORES = Array.from({ length: 20 }, (_, at) => 5 * at); // percentages that links can be filtered by
@@ -340,7 +340,7 @@ function legendOf(app, box) {
 /** What a screen reader says after a change. */
 function spokenLinks(app) {
   const { pair, state } = app;
-  if (!app.listed.length) return "No pair fits.";
+  if (!app.listed.length) return "No pair matches.";
   if (state.word) return wordLines(app, state.word).map((line) => line.replace(/[\u2068\u2069]/g, "")).join(": ");
   const which = app.model.single ? "" : `Pair ${pair.number + 1} of ${app.model.pairs.length}. `;
   return which + linksHeadline([app.compared ? pair : { ...pair, gold: null }], state.from / 100);

@@ -8,9 +8,9 @@ const SHARE_KEYS = [
   ["s  S", "next answer, previous answer"],
   ["a", "all answers together"],
   ["w", "words or pieces"],
-  ["r", "colours by share or by its root"],
+  ["r", "colours in proportion or by the square root"],
   ["t", "dark or light"],
-  ["Esc", "choose nothing"],
+  ["Esc", "clear the selection"],
   ["?", "this list"],
 ];
 
@@ -88,7 +88,7 @@ function shareControls(app) {
         ...model.parts.map((name) => ({ value: name, text: visible(name.replaceAll("_", " "), 20), title: "this part of a token’s share", off: state.cut >= 0 })),
       ], state.part, (value) => app.set({ part: value })));
     list.push(segmented("Colours", "colours", [
-      { value: false, text: "linear", title: "in proportion to the share" }, { value: true, text: "root", title: "by the square root, so that small shares are seen" },
+      { value: false, text: "linear", title: "in proportion to the share" }, { value: true, text: "root", title: "by the square root, so that small shares can be seen" },
     ], state.root, (value) => app.set({ root: value })));
     return list;
   });
@@ -227,7 +227,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     biasChip.textContent = `bias ${amount(shown.bias, decimals)}`;
     biasChip.style.backgroundColor = bias.background;
     biasChip.style.color = bias.ink;
-    biasRow.lastChild.textContent = state.cut >= 0 ? "from the layers above, belongs to no token" : "of the model’s parameters, belongs to no token";
+    biasRow.lastChild.textContent = state.cut >= 0 ? "from the layers above; belongs to no token" : "from the model’s parameters; belongs to no token";
     chosenRow.replaceChildren(...chosenWords(app, chosen));
     chosenRow.classList.toggle("ns-advice", !chosen);
     question.textContent = questionOf(model, state);
@@ -294,7 +294,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   return app;
 }
 
-/** The tokens that speak most for and against the answer, as strings and tokens. */
+/** Which tokens support the answer most or count most against it, as strings and tokens. */
 function shareSentence(app) {
   const { shown, model, state } = app;
   const places = shown.shares.map((_, at) => at);
@@ -308,11 +308,11 @@ function shareSentence(app) {
     return [{ token: special ? name : `"${name}"` }, `${repeated ? ` at position ${positions[0]}` : ""} (${amount(shown.shares[at], decimals)})`];
   };
   const place = state.cut >= 0 ? `${cutName(model, state.cut)[0].toUpperCase()}${cutName(model, state.cut).slice(1)}, ` : "";
-  const [speaksFor, speaksAgainst] = [shown.shares[best] > 0, shown.shares[worst] < 0];
-  if (!speaksFor && !speaksAgainst) return [`${place}${place ? "no" : "No"} token speaks for or against it.`];
-  if (!speaksFor) return [place, ...named(worst), " speaks most against it, and no token speaks for it."];
-  if (!speaksAgainst) return [place, ...named(best), " speaks most for it, and no token speaks against it."];
-  return [place, ...named(best), " speaks most for it, ", ...named(worst), " most against it."];
+  const [supported, opposed] = [shown.shares[best] > 0, shown.shares[worst] < 0];
+  if (!supported && !opposed) return [`${place}${place ? "no" : "No"} token supports it or counts against it.`];
+  if (!supported) return [place, ...named(worst), " counts most against it; no token supports it."];
+  if (!opposed) return [place, ...named(best), " supports it most; no token counts against it."];
+  return [place, ...named(best), " supports it most, and ", ...named(worst), " counts most against it."];
 }
 
 /** Show the sentence; unchanged text is left alone, so that screen readers do not repeat it. */
@@ -383,7 +383,7 @@ function aboutShares(app, box) {
     make("h3", {}, "What this shows"),
     make("p", { className: "ns-hint" }, model.settings.baseline
       ? "The difference between the model’s value for the text and for the baseline, divided among the tokens. Blue tokens raised it, orange ones lowered it."
-      : "The model’s value, divided among the tokens that it read and its own biases. Blue tokens speak for the answer, orange ones against it."),
+      : "The model’s value, divided among the tokens that it read and its own biases. Blue tokens support the answer; orange ones count against it."),
     ...(model.trace_left_out ? [make("p", { className: "ns-hint" }, "The trace is too large for a page; the saved result has it.")] : []),
     make("dl", { className: "ns-facts" }, facts.flatMap(([name, value]) => [make("dt", {}, visible(name.replaceAll("_", " "), 30)), make("dd", {}, visible(value, 120))]),
       make("dt", {}, "error"), make("dd", {}, `${errorText(model.error)}, the largest gap relative to the sum of all |shares|`)),

@@ -108,7 +108,7 @@ function mixingStrip(app, box) {
   }
   canvas.about = { cols: rows, part, queries, values };
   scaleBar({ ...app, rooted: () => false }, box.querySelector(".ns-scale"), legend, 1, "");
-  box.querySelector("p").textContent = `How much of each token comes from ${part.tokens === part.keys ? "other tokens" : "the source"} (${choose(part, wanted, { head: "sum" }).variant.short}). Rows are layers, columns tokens; the mean is at the right.`;
+  box.querySelector("p").textContent = `How much of each token comes from ${part.tokens === part.keys ? "other tokens" : "the source"} (${choose(part, wanted, { head: "sum" }).variant.short}). Rows are layers, columns are tokens; the mean is on the right.`;
   canvas.width = picture.width;
   canvas.height = picture.height;
   canvas.style.height = `${layers * 14}px`;

@@ -98,15 +98,15 @@ function traceStrips(app, { cuts, heads, forwards }) {
   };
   const told = (at) => `‘${isolated(visible(shown.entries[at].text, 24))}’`;
   strip(app, cuts, {
-    title: "From layer to layer", hint: "Shares of the states before each layer and after the last. Rows are layers, columns tokens; the sum without the bias is at the right.",
+    title: "From layer to layer", hint: "Shares of the states before each layer and after the last. Rows are layers, columns are tokens; the sum without the bias is on the right.",
     rows: table("layers"), columns: shown.entries.map(({ text }) => visible(text, 24)), names: model.cuts.map((_, cut) => cutName(model, cut)), current: state.cut,
     short: model.cuts.map((label, cut) => (cut > 0 && cut === model.cuts.length - 1 ? "end" : String(label))),
     about: (y, x, share) => [`${told(x)}, ${cutName(model, y)}`, amount(share, decimalsFor(share))],
     choose: (y) => app.set({ cut: y }),
   });
   for (const [box, name, title, hint, about, column] of [
-    [heads, "heads", "Heads", "What each head added. Rows are layers, columns heads, sums at the right.", (y, x) => `layer ${y}, head ${x}`, String],
-    [forwards, "feed_forward", "Feed-forward", "What each feed-forward added at each token. Rows are layers, columns tokens, sums at the right.", (y, x) => `${told(x)}, layer ${y}`, (x) => visible(shown.entries[x].text, 24)],
+    [heads, "heads", "Heads", "What each head added. Rows are layers, columns are heads; sums are on the right.", (y, x) => `layer ${y}, head ${x}`, String],
+    [forwards, "feed_forward", "Feed-forward", "What each feed-forward added at each token. Rows are layers, columns are tokens; sums are on the right.", (y, x) => `${told(x)}, layer ${y}`, (x) => visible(shown.entries[x].text, 24)],
   ]) {
     box.hidden = !model.arrays[name];
     if (box.hidden) continue;

@@ -96,7 +96,7 @@ function proofOf(model, state, shown) {
   const terms = [`shares ${amount(shown.sum, decimals, false)}`];
   if (shown.others) terms.push(`other parts ${amount(shown.others, decimals, false)}`);
   if (shown.bias || !baseline || state.cut >= 0) terms.push(`bias ${amount(shown.bias, decimals, false)}`);
-  const whose = `the model’s own value${baseline ? ` less that of the baseline ${visible(baseline, 60)}` : ""}`;
+  const whose = `the model’s own value${baseline ? ` minus that of the baseline ${visible(baseline, 60)}` : ""}`;
   const place = state.cut >= 0 ? `${cutName(model, state.cut)}: ` : "";
   const words = `${place}${terms.join(" + ")} = ${amount(shown.value, decimals, false)}, ${whose} (${visible(model.units, 20)}); gap ${errorText(shown.error, 0)}.`;
   return words[0].toUpperCase() + words.slice(1);

@@ -212,7 +212,7 @@ function tokensPanel(app) {
     const shades = !focus ? "Mean over all tokens." : focus.side === "key" ? `From ${name} to each token.` : `From each token to ${name}.`;
     if (!count) return shades;
     if (shown < count) return `${shades} Lines: the ${shown} strongest of ${count}, ${count - shown} left out.`;
-    return focus ? shades : `${shades} Lines: each token’s largest.`;
+    return focus ? shades : `${shades} Lines: each token’s largest contributor.`;
   }
 
   /** Scroll a row, but not the page, to one of its tokens. */

@@ -96,7 +96,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const hints = {
     tokens: "Point at a token, click it, or tab to it and use the arrow keys.",
     matrix: "Point at a cell, click it, or tab to the matrix and use the arrow keys.",
-    overview: "Point at a picture to enlarge it, click to open it.",
+    overview: "Point at a picture to enlarge it; click to open it.",
   };
   const hint = make("p", { className: "ns-hint" });
   const printed = make("p", { className: "ns-printed" });
