@@ -16,6 +16,7 @@ from matplotlib.colors import to_hex
 from normscope import InputError, MissingExtraError
 from normscope.show import plots
 from normscope.show.palette import CATEGORIES, CATEGORIES_DARK, INKS, SEQUENTIAL
+from normscope.show.plots import style
 from normscope.show.plots.lines import mixing_by_category
 from normscope.show.plots.style import brief, headline, letters, sequential
 from normscope.show.plots.style import figure as new_figure
@@ -165,6 +166,23 @@ def test_themes() -> None:
         plots.theme("sepia"),
     ):
         pass
+
+
+def test_fonts_of_other_scripts_follow_the_chosen_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(style, "_OTHER_FONTS", (("No Such Font", "STIXGeneral"), ("cmr10",)))
+    style._other_fonts.cache_clear()
+    try:
+        with plots.theme("dark"):
+            ax = plots.heatmap(result()["attn_n"], layer=2)
+    finally:
+        style._other_fonts.cache_clear()
+    assert ax.xaxis.label.get_fontfamily() == ["sans-serif", "STIXGeneral", "cmr10"]
+    headline(figure_of(ax), "cmr10 has no bold letters")
+    figure_of(ax).draw_without_rendering()
+    assert not caplog.records
+    assert matplotlib.rcParams["font.family"] == ["sans-serif"]
 
 
 def test_a_headline_stays_on_the_page_and_is_no_formula() -> None:

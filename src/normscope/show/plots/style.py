@@ -7,12 +7,13 @@ function returns.
 
 from __future__ import annotations
 
+import logging
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -70,6 +71,17 @@ _SIZES = {
     "lines.markersize": 4.5,
 }
 
+# matplotlib's own font lacks the characters of these scripts; one of a line is enough.
+_OTHER_FONTS = (
+    ("Noto Sans CJK SC", "PingFang SC", "Microsoft YaHei", "SimHei", "WenQuanYi Micro Hei"),
+    ("Noto Sans CJK JP", "Hiragino Sans", "Yu Gothic", "Meiryo", "IPAGothic", "TakaoGothic"),
+    ("Noto Sans CJK KR", "Apple SD Gothic Neo", "Malgun Gothic", "NanumGothic"),
+    ("Noto Sans Devanagari", "Nirmala UI", "Kohinoor Devanagari", "Lohit Devanagari"),
+    ("Noto Sans Bengali", "Nirmala UI", "Kohinoor Bangla", "Lohit Bengali"),
+    ("Noto Sans Tamil", "Nirmala UI", "Tamil Sangam MN", "Lohit Tamil"),
+    ("Noto Sans Thai", "Leelawadee UI", "Thonburi", "Garuda", "Loma"),
+)
+
 _theme: ContextVar[str] = ContextVar("theme", default="light")
 
 
@@ -111,10 +123,27 @@ def _matplotlib() -> Any:
     return matplotlib
 
 
+@lru_cache(maxsize=1)
+def _other_fonts() -> tuple[str, ...]:
+    """Return the installed fonts that have the characters which the usual font lacks."""
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    found = (next((name for name in line if name in installed), "") for line in _OTHER_FONTS)
+    fonts = tuple(dict.fromkeys(filter(None, found)))
+    # A headline is bold, and some of them are not: no reason for a line about each on the screen.
+    weights = tuple(f"for {name}, now using" for name in fonts)
+    logger = logging.getLogger("matplotlib.font_manager")
+    logger.addFilter(lambda record: not any(name in record.getMessage() for name in weights))
+    return fonts
+
+
 def _settings() -> dict[str, Any]:
     """Return the settings of matplotlib under which figures are drawn."""
     text, lines, ground = ink("ink"), ink("muted"), ink("panel")
+    chosen = _matplotlib().rcParams["font.family"]
     return _SIZES | {
+        "font.family": list(dict.fromkeys((*chosen, *_other_fonts()))),
         "figure.dpi": DPI,
         "figure.facecolor": ground,
         "figure.titleweight": "bold",
