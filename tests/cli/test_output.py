@@ -72,3 +72,14 @@ def test_the_name_says_the_format_of_a_picture(tmp_path: Path) -> None:
     assert (tmp_path / "a.PNG").read_bytes().startswith(b"\x89PNG")
     save_figure(Figure(), str(tmp_path / "a.svg"), dpi=50)
     assert (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_one_line_names_the_characters_that_no_font_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = Figure()
+    figure.suptitle("a \U000f0000\U000f0001")
+    save_figure(figure, tmp_path / "a.png", dpi=50)
+    error = capsys.readouterr().err
+    assert error.startswith(r"normscope: no known font has \U000f0000\U000f0001: the picture shows")
+    assert error.count("\n") == 1

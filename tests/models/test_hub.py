@@ -47,6 +47,12 @@ def test_without_a_network_a_wrong_name_is_refused_at_once(monkeypatch: pytest.M
     assert session.asked == 1  # the answer is remembered
 
 
+def test_a_short_name_with_a_mistake_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    online(monkeypatch, fail)
+    with pytest.raises(ModelNotFoundError, match=r"did you mean 'smollm2'\? Otherwise, check the"):
+        check_source("SmolM2")
+
+
 def test_a_network_that_does_not_answer_costs_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     online(monkeypatch, lambda: time.sleep(20))
     monkeypatch.setattr(hub, "SECONDS", 0.1)

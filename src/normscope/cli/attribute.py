@@ -195,12 +195,30 @@ def attribute(arguments: AttributeArguments) -> None:
             result = result.words()
         if arguments.output not in (None, STDOUT):
             _write(result, arguments.output)
+    _note_on_space(result)
     if arguments.output in (None, STDOUT):
         _print(result, arguments)
         return
     print_written(arguments.output, result.signature, whole=arguments.whole_signature)
     if arguments.open_page:
         open_in_browser(arguments.output)
+
+
+def _note_on_space(result: Attribution) -> None:
+    """Say so if an answer continues the last word of a prompt, since its space was forgotten."""
+    answer = result.answer if isinstance(result.answer, str) else "".join(result.answer)
+    strings, texts = result.tokens.strings, result.tokens.texts
+    if (
+        "question" not in result.settings
+        and result.steps is None
+        and result.settings.get("position") == str(len(texts) - 1)
+        and any(string.startswith("Ġ") for string in strings)  # a space belongs to the next word
+        and all(char.lower() != char.upper() for char in (answer[:1], texts[-1][-1:]))
+    ):
+        note(
+            f"the answer {answer!r} continues the word {texts[-1]!r}; for a word of its own, put "
+            f"the space before it: {' ' + answer!r}"
+        )
 
 
 def _one_or_all(entries: list[str] | None) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,5 +121,19 @@ def save_figure(figure: Any, path: str | Path, dpi: int) -> None:
     """Write a matplotlib figure in the format that the file name ends in."""
     from normscope.foundation.files import whole_file
 
-    with whole_file(path) as file:
+    with warnings.catch_warnings(record=True) as caught, whole_file(path) as file:
+        warnings.simplefilter("always")
         figure.savefig(file, format=Path(path).suffix.lower().removeprefix("."), dpi=dpi)
+    missing = ""  # characters that no font has: matplotlib warns about each, several times
+    for warning in caught:
+        if glyph := re.match(r"Glyph (\d+) .* missing from", str(warning.message)):
+            missing += chr(int(glyph[1])) * (chr(int(glyph[1])) not in missing)
+        else:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    if missing:
+        from normscope.results.arrays import printable
+
+        shown = printable(missing[:20]) + "…" * (len(missing) > 20)
+        note(f"no known font has {shown}: the picture shows boxes; install one (Noto Sans)")

@@ -6,10 +6,12 @@ misspelt name on one, is recognised here at once.
 
 from __future__ import annotations
 
+import difflib
 import threading
 import time
 
 from normscope.errors import ModelNotFoundError
+from normscope.models.default import DEFAULT_MODELS
 
 SECONDS = 2.0  # time for the hub to respond
 _REMEMBERED = 10.0  # seconds after which the hub is asked again
@@ -31,10 +33,18 @@ def only_cached(name: str, revision: str | None) -> bool:
     if not is_cached(name, revision):
         raise ModelNotFoundError(
             f"cannot load the model {name!r}: it is neither a folder nor in the local cache, and "
-            f"{reason}; check the spelling (owner/name) and the revision; without a network, give "
-            "a folder with the model in it, or download the model elsewhere first (hf download)"
+            f"{reason}; {_meant(name)}check the spelling (owner/name) and the revision; without a "
+            "network, give a folder with the model in it, or download the model elsewhere first "
+            "(hf download)"
         )
     return True
+
+
+def _meant(name: str) -> str:
+    """Return a question about the short name of a default model that is almost this one, or ""."""
+    known = [model.alias for model in DEFAULT_MODELS.values()]
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.7)
+    return f"did you mean {close[0]!r}? Otherwise, " if close else ""
 
 
 def unreachable() -> str | None:

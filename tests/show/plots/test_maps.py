@@ -81,6 +81,13 @@ def test_tokens_are_no_formulas() -> None:
     figure_of(ax).savefig(io.BytesIO(), format="png")  # broken mathtext fails only when drawn
 
 
+def test_marks_of_spaces_are_not_drawn() -> None:
+    shown = Tokens(("The", "Ġcat", "Ġ", "Ċ"), None, (False,) * 4, ("The", "cat", " ", "\n"))
+    both = {"query": shown, "key": shown}
+    maps = LabelledArray(np.ones((4, 4)), ("query", "key"), both, {}, "attn_n")
+    assert names(plots.heatmap(maps).get_xticklabels()) == ["The", "cat", "Ġ", "Ċ"]
+
+
 def test_control_characters_are_written_out() -> None:
     odd = tokens(("a\nb", "c\x07", "d"))
     odd_maps = replace(array(), tokens={"query": odd, "key": tokens(SOURCE)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import warnings
 from itertools import pairwise
 from pathlib import Path
 
@@ -192,3 +193,18 @@ def test_fonts_for_other_scripts_are_used_where_they_are_installed(
     finally:
         style._fallback_fonts.cache_clear()
     assert text.get_fontfamily() == ["sans-serif", "Noto Sans CJK SC", "Yu Gothic"]
+
+
+@pytest.mark.parametrize(("text", "lines"), [("In layer 2", 0), ("In layer 2, “猫”", 1)])
+def test_a_headline_asks_for_bold_letters_of_fonts_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, lines: int
+) -> None:
+    monkeypatch.setattr(style, "_FALLBACK_FONTS", ("cmr10",))  # has no bold letters
+    style._fallback_fonts.cache_clear()
+    with warnings.catch_warnings(), plots.theme("light"):
+        warnings.simplefilter("ignore")  # neither font has the character
+        page = new_figure(4.0, 2.0)
+        headline(page, text)
+        page.draw_without_rendering()
+    style._fallback_fonts.cache_clear()
+    assert bool(caplog.records) == bool(lines)

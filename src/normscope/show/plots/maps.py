@@ -13,6 +13,7 @@ from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
+from normscope.results.passages import SPACE_MARKS
 from normscope.show import headline as sentences
 from normscope.show.headline import row_shares
 from normscope.show.plots.style import (
@@ -31,6 +32,7 @@ from normscope.show.plots.style import (
     wrap,
 )
 from normscope.show.wording import describe
+from normscope.text.tokens import Tokens
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -269,7 +271,15 @@ def _titles(
 
 def _label_room(array: LabelledArray) -> tuple[float, float]:
     """Return the inches that the labels of queries and of keys need beyond the usual."""
-    return room(array.tokens["query"].strings), room(array.tokens["key"].strings)
+    return room(_names(array.tokens["query"])), room(_names(array.tokens["key"]))
+
+
+def _names(tokens: Tokens) -> list[str]:
+    """Return the pieces as labels: "cat" where the vocabulary has "Ġcat" or "▁cat"."""
+    if not any(string.startswith(SPACE_MARKS) for string in tokens.strings):
+        return list(tokens.strings)
+    pieces = zip(tokens.strings, tokens.texts, tokens.special, strict=True)
+    return [string if special else text.strip() or string for string, text, special in pieces]
 
 
 def _new_figure(count: int, array: LabelledArray, bars: int = 1) -> Figure:
@@ -308,7 +318,7 @@ def _label_cells(ax: Axes, array: LabelledArray) -> None:
     # Tokens may contain $, _ or \, which must not be read as formulas.
     style: dict[str, Any] = {"fontsize": min(8.5, max(size, 2.0)), "parse_math": False}
     style["usetex"] = False
-    names = {axis: [brief(s) for s in array.tokens[axis].strings] for axis in array.axes}
+    names = {axis: [brief(s) for s in _names(array.tokens[axis])] for axis in array.axes}
     ax.set_yticks(range(queries), names["query"], **style)
     ax.set_xticks(range(keys), names["key"], rotation=90, **style)
     ax.set_ylabel("To these tokens (queries)")
@@ -327,7 +337,7 @@ def _label_some_cells(ax: Axes, array: LabelledArray, cell: float, *, rows: bool
     step = max(1, math.ceil(READABLE / (72 * 0.85 * cell)))
     size = min(8.0, 72 * 0.85 * cell * step)
     for axis, side in ((ax.yaxis, "query"), (ax.xaxis, "key")):
-        strings = array.tokens[side].strings
+        strings = _names(array.tokens[side])
         places = range(0, len(strings), step)
         style: Any = {"fontsize": size, "parse_math": False, "usetex": False}
         if side == "key":

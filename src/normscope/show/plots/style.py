@@ -77,6 +77,8 @@ _FALLBACK_FONTS = (
     *("Malgun Gothic", "Apple SD Gothic Neo", "Noto Sans Devanagari", "Noto Sans Thai"),
 )
 
+FIRST_CJK = 0x2E80  # the first character of Chinese, Japanese and Korean writing
+
 _theme: ContextVar[str] = ContextVar("theme", default="light")
 
 
@@ -207,6 +209,10 @@ def write_values(image: Any, decimals: int) -> None:
 def headline(figure: Figure, text: str) -> None:
     """Say above a figure, in words, what it shows; never read as a formula."""
     look: Any = {"fontsize": 11, "fontweight": "bold", "color": ink("ink")}
+    if all(ord(char) < FIRST_CJK for char in text):
+        # matplotlib reports each family that has no bold letters, needed or not.
+        families = _matplotlib().rcParams["font.family"]
+        look["fontfamily"] = [name for name in families if name not in _fallback_fonts()]
     title = figure.suptitle("", x=0.012, ha="left", **look)
     title.update(plain(text))
     wrap(title, figure.get_figwidth() - 0.2)

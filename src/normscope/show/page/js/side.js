@@ -33,7 +33,8 @@ function contributors(app, box) {
     return row;
   });
   const rest = order.slice(LISTED);
-  const others = rest.length ? [make("tr", { className: "ns-rest" }, make("td"), make("th", { scope: "row" }, `${rest.length} more`),
+  // Shares of different rows have no sum.
+  const others = rest.length && focus?.side !== "key" ? [make("tr", { className: "ns-rest" }, make("td"), make("th", { scope: "row" }, `${rest.length} more`),
     fields.map((field, which) => make("td", {}, field.text(rest.reduce((sum, at) => sum + (vectors[which][at] ?? 0), 0)))))] : [];
   const header = (field, which) => {
     const short = field.signed ? "difference" : field.variant.short;
