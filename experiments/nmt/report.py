@@ -299,7 +299,8 @@ def _training_figure(numbers: dict[str, Any]) -> Figure:
     seen = [e for e in facts["evaluations"] if e["kind"] in ("start", "now", "final")]
     loss, rate = axes = panels(None, 2, (PAGE / 2, 2.7))
     steps = [entry["step"] for entry in seen]
-    loss.plot(*zip(*((c[0], c[2]) for c in facts["curve"]), strict=True), color=colour(5))
+    curve = facts["curve"]
+    loss.plot([point[0] for point in curve], [point[2] for point in curve], color=colour(5))
     loss.plot(steps, [e["valid_loss"] for e in seen], "D--", color=colour(2))
     for line, label in zip(loss.lines, ("training", "validation"), strict=True):
         line.set_label(label)

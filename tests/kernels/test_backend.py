@@ -43,5 +43,5 @@ def test_old_versions_do_not_serve(
 
 def test_the_choice_is_checked() -> None:
     assert [backend.check_kernels(one) for one in backend.KERNELS] == list(backend.KERNELS)
-    with pytest.raises(InputError, match="must be one of auto, torch, triton, but was"):
+    with pytest.raises(InputError, match="must be one of auto, torch, triton, not"):
         backend.check_kernels("cuda")

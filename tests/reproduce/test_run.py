@@ -16,6 +16,7 @@ from normscope.cli.app import app
 from normscope.corpus import work
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.reproduce import EXPERIMENTS, reproduce
+from normscope.show.wording import short_signature
 from tests.helpers.corpora import contents
 from tests.helpers.figures import assert_fit_for_print
 from tests.helpers.reproductions import Inputs, Reports
@@ -88,7 +89,7 @@ def test_a_finished_run_is_read_and_nothing_is_written(
     assert done.exit_code == 0, done.output
     assert "published" in done.output
     assert "agrees" in done.output
-    assert before.signature in done.stderr
+    assert short_signature(before.signature, "in report.md", 69) in done.stderr
     assert contents(folder) == files
     changed = {p for p, t in times.items() if p.stat().st_mtime_ns != t}
     assert {p.name for p in changed} <= {".normscope.lock"}
@@ -112,7 +113,7 @@ def test_wrong_options(inputs: Inputs, change: dict[str, Any], message: str) -> 
 def test_unknown_experiment() -> None:
     done = RUNNER.invoke(app, ["reproduce", "emnlp2019"])
     assert done.exit_code == 2
-    assert "valid: emnlp2020-bert, emnlp2021, iclr2024" in done.stderr
+    assert "valid: emnlp2020-bert, emnlp2020-nmt, emnlp2021, iclr2024" in done.stderr
 
 
 def test_the_papers_model_is_not_available(
