@@ -392,6 +392,11 @@ def _print_report(alignments: Alignments, arguments: AlignmentArguments) -> None
     ):
         if count:
             note(f"{count} {noun}{'s' * (count > 1)} {reason}")
+    if not any(alignments.links):
+        note(
+            "no words are linked: check that the source is in the language that the model "
+            "translates from, and that the target is its translation"
+        )
     if arguments.file is not None:
         print(f"wrote {arguments.file}", file=sys.stderr)
     print_signature(alignments.signature, "--signature", whole=arguments.whole_signature)

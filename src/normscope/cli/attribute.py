@@ -64,8 +64,9 @@ class AttributeArguments(CommandArguments):
     )
     model: str | None = option(
         None,
-        help="A folder, a GGUF file, or a name on the Hugging Face hub (owner/name). Default: "
-        "SmolLM2-135M-Instruct, a small language model; with --similar-to, all-MiniLM-L6-v2.",
+        help="A folder, a GGUF file, a name on the Hugging Face hub (owner/name), or de-en (a "
+        "small translation model). Default: smollm2, a small language model; with --similar-to, "
+        "minilm, a small encoder.",
         metavar="NAME",
     )
     answer: str | None = shared(Question, "answer")
