@@ -126,7 +126,7 @@ def test_a_model_offers_what_its_head_can_answer(running: Server, watched: Page)
     expect(page.get_by_text("What to measure", exact=True)).to_be_visible()
     page.get_by_role("radio", name="similar").check()
     expect(page.get_by_text("What to measure", exact=True)).to_be_hidden()
-    expect(page.get_by_role("textbox", name="Answer")).to_be_hidden()
+    expect(page.get_by_role("textbox", name="Answer (")).to_be_hidden()
     expect(page.get_by_label("The other text")).to_have_value("Someone makes music.")
 
 
@@ -150,7 +150,7 @@ def test_answer_and_foil_then_downloads(
     page = opened(watched, running.url)
     choose(page, "writer", "Which words made this answer?")
     page.get_by_label("Prompt").fill(TEXT)
-    page.get_by_role("textbox", name="Answer").fill("dog")
+    page.get_by_role("textbox", name="Answer (").fill("dog")
     page.get_by_role("textbox", name="Rather than").fill("cat")
     frame = asked(page)
     expect(headline(frame)).to_have_text("What made the model say 'dog' rather than 'cat'")
@@ -220,12 +220,12 @@ def test_errors_in_words_and_no_old_result_below_them(running: Server, watched: 
     page = opened(watched, running.url)
     choose(page, "masked", "Which words made the missing word?")
     page.locator("#text").fill("the sun sat on the mat")  # "sun" is this tokenizer's mask
-    page.get_by_role("textbox", name="Answer").fill("cat")
+    page.get_by_role("textbox", name="Answer (").fill("cat")
     frame = asked(page)
     expect(headline(frame)).to_have_text("What made the model say 'cat'")
-    page.get_by_role("textbox", name="Answer").fill("big cat")
+    page.get_by_role("textbox", name="Answer (").fill("big cat")
     refused(page, "the answer 'big cat' is 2 tokens")
-    page.get_by_role("textbox", name="Answer").fill("")
+    page.get_by_role("textbox", name="Answer (").fill("")
     asked(page)
     page.get_by_role("textbox", name="Rather than").fill("dog")
     refused(page, "there is a foil, but no answer")
@@ -251,7 +251,7 @@ def test_a_space_is_put_before_a_new_word(running: Server, watched: Page) -> Non
     sent: list[Any] = []
     page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
     choose(page, "writer", "Which words made this answer?")
-    answer = page.get_by_role("textbox", name="Answer")
+    answer = page.get_by_role("textbox", name="Answer (")
     for prompt, written in {
         TEXT: "dog",
         f"{TEXT} and": " dog",
