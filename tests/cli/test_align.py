@@ -229,8 +229,11 @@ def test_one_sentence_is_translated_and_printed(model: str) -> None:
     [
         (["--text", " ", "--target-text", "a"], "--text is empty: give a sentence"),
         (["--text", "a", "--target-text", ""], "--target-text is empty: give a sentence"),
-        (["--text", "a"], "--text and --target-text need each other"),
-        (["--target-text", "a", "--source", "x"], "--text and --target-text need each other"),
+        (["--text", "a"], "--text and --target-text must be given together"),
+        (
+            ["--target-text", "a", "--source", "x"],
+            "--text and --target-text must be given together",
+        ),
         ([], "give one sentence with --text, or a file with --source"),
         (
             ["--text", "a", "--target-text", "b", "--source", "x"],

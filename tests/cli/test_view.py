@@ -39,11 +39,21 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     [
         ("cat.json", "view reads .safetensors files, which analyze and attribute write: write it"),
         ("cat.csv", "with --output cat.safetensors"),
-        ("cat.html", "is a page already: open it in a browser"),
+        ("cat.html", "is already a page: open it in a browser"),
+        (
+            "links.jsonl",
+            "To look at an alignment, write a page: normscope align … --output links.html",
+        ),
+        ("none.json", "there is no file"),
         ("none.safetensors", "there is no file"),
     ],
 )
-def test_other_files_are_refused_with_advice(name: str, message: str) -> None:
+def test_other_files_are_refused_with_advice(
+    name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if not name.startswith("none"):
+        Path(name).touch()
     done = run("view", name)
     assert done.exit_code == 2
     assert message in " ".join(done.stderr.split())

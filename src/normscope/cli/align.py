@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 PAGES = (".html", ".htm")
+OTHER_FORMATS = (".safetensors", ".json", ".csv", ".parquet")  # of other commands
 TEXT_WORDS, FILE_WORDS = "punctuation", "space"  # how words are split by default
 PRINTING = ("output", "pairs", "open_page", "whole_signature")  # not for `normscope.align`
 
@@ -158,7 +159,7 @@ Given = TypeVar("Given", AlignArguments, TranslateAlignArguments)
 
 @command
 def align(arguments: AlignArguments) -> None:
-    """Find which words of two sentences translate each other.
+    """Find which words in two sentences are translations of each other.
 
     The model reads the source and is forced to produce the target. Its cross-attention shows which
     source words each target word came from, measured by norms, which show what weights hide. Layer,
@@ -237,7 +238,7 @@ def _sentences(arguments: AlignmentArguments) -> list[str]:
 def _sentence_pairs(arguments: AlignArguments) -> tuple[list[str], list[str]]:
     """Return the sentences of both sides, as many on each."""
     if (arguments.text is None) != (arguments.target_text is None):
-        raise InputError("--text and --target-text need each other: give both sentences")
+        raise InputError("--text and --target-text must be given together: give both sentences")
     if arguments.text is not None and arguments.target is not None:
         raise InputError("--target goes with --source, and --target-text with --text")
     source = _sentences(arguments)
@@ -306,6 +307,11 @@ def _check_output(arguments: AlignmentArguments, pairs: int) -> None:
     suffix = "" if output is None else output.suffix.lower()
     if output is not None:
         check_file(output, (suffix,))
+        if suffix in OTHER_FORMATS:
+            raise InputError(
+                f"{output}: links cannot be written as {suffix}; choose .pharaoh, .talp or .jsonl "
+                "for links, .html for a page, or .png, .svg or .pdf for a picture"
+            )
         if suffix not in (*PAGES, *PICTURES) and format_of(output) == "giza":
             raise InputError(
                 f"{output}: normscope reads GIZA++'s format but does not write it; choose another "

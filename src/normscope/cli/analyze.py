@@ -55,7 +55,9 @@ class AnalyzeArguments(CommandArguments):
         "default at the end of a pipe.",
         metavar="[TEXT]",
     )
-    text: str | None = option(None, help="The text, as an option.", metavar="TEXT")
+    text: str | None = option(
+        None, help="The text to read; the same as the argument TEXT.", metavar="TEXT"
+    )
     model: str | None = shared(CommonOptions, "model")
     text_pair: str | None = option(
         None, help="A second text, for models that read pairs.", metavar="TEXT"
@@ -206,7 +208,7 @@ def _check(arguments: AnalyzeArguments, keywords: dict[str, Any]) -> None:
     """Raise InputError for arguments that cannot be used, before the model is loaded."""
     output, reductions, layers = arguments.output, keywords["reduce"], arguments.layers
     if ("category" in reductions) != bool(keywords["categories"]):
-        raise InputError("--reduce category and --category NAME=TOKEN need each other: give both")
+        raise InputError("--reduce category and --category NAME=TOKEN must be given together")
     settings = ("maps", "heads", "ff_bias", "memory", "attention", "reduce", "categories")
     AnalysisOptions(**{name: keywords[name] for name in settings}).checked()
     if reductions and layers:

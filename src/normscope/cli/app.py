@@ -81,7 +81,8 @@ def _usage(error: Any) -> str:
     command = getattr(getattr(error, "ctx", None), "command_path", "normscope")
     # typer 0.22 with click 8.2 appends this to a missing option.
     message = error.format_message().replace(" (env var: 'None')", "")
-    return f"{message.rstrip('.')}; see {command} --help"
+    stop = " See" if message.endswith("?") else "; see"
+    return f"{message.rstrip('.')}{stop} {command} --help"
 
 
 def _print_version(wanted: bool) -> bool:

@@ -54,7 +54,9 @@ class AttributeArguments(CommandArguments):
         "which is also the default at the end of a pipe.",
         metavar="[TEXT]",
     )
-    text: str | None = option(None, help="The text, as an option.", metavar="TEXT")
+    text: str | None = option(
+        None, help="The text to read; the same as the argument TEXT.", metavar="TEXT"
+    )
     data: Path | None = option(
         None,
         help="A file of texts instead of a single text: .jsonl with a field text, and optionally "

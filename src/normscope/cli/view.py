@@ -64,16 +64,17 @@ def view(arguments: ViewArguments) -> None:
 
 
 def _check_readable(file: str) -> None:
-    """Raise InputError for a file that has not everything a page shows."""
+    """Raise InputError for a file that does not exist or lacks data that the page needs."""
     path = Path(file)
     suffix = path.suffix.lower()
+    if not path.is_file():
+        raise InputError(f"there is no file {file!r}")
     if suffix in (".html", ".htm"):
-        raise InputError(f"{file!r} is a page already: open it in a browser")
+        raise InputError(f"{file!r} is already a page: open it in a browser")
     if suffix in (".json", ".jsonl", ".csv", ".parquet", ".png", ".svg", ".pdf"):
         again = f"write it again with --output {path.stem or 'result'}.safetensors"
         raise InputError(
             f"{file!r} does not contain the whole result; view reads .safetensors files, which "
-            f"analyze and attribute write: {again}, or see the page at once with --open"
+            f"analyze and attribute write: {again}, or open the page directly with --open. To look "
+            "at an alignment, write a page: normscope align … --output links.html"
         )
-    if not path.is_file():
-        raise InputError(f"there is no file {file!r}")
