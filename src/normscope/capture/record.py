@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.capture.projection import Projection, project
-from normscope.capture.scores import Scores, lowest
+from normscope.capture.scores import Context, Scores, lowest
 from normscope.foundation.shapes import Bool, Float
 
 AttentionKind = Literal["self", "cross"]
@@ -32,6 +32,7 @@ class Capture:
     path: CapturePath  # how the call was recorded
     weights: Float[Tensor, "batch head query key"] | Scores  # α, or what it is computed from
     value: Float[Tensor, "batch kv_head key head_size"]
+    merged: Float[Tensor, "batch query features"]  # what the projection read: Σ_j αv, heads merged
     projection: Projection
     residual: Float[Tensor, "batch query hidden"] | None  # None: the attention does not see it
     output: Float[Tensor, "batch query out"]
@@ -74,7 +75,7 @@ class Capture:
         return self.weights[:, :, queries]
 
     @cached_property
-    def surveyed(self) -> tuple[Tensor | None, Tensor] | None:
+    def surveyed(self) -> Context | None:
         """α_ii and Σ_j αv of weights that are not stored, computed in one pass; else None."""
         return self.weights.survey(self.value) if isinstance(self.weights, Scores) else None
 
@@ -83,7 +84,7 @@ class Capture:
         if self.kind == "cross" or self.shape[2] != self.shape[3]:
             return None
         if self.surveyed is not None:
-            return self.surveyed[0]
+            return self.surveyed.own
         assert isinstance(self.weights, Tensor)
         return self.weights.diagonal(dim1=-2, dim2=-1)
 
@@ -93,18 +94,42 @@ class Capture:
         if alpha is None:
             return None
         wide = torch.promote_types(self.output.dtype, torch.float32)
-        value = self._value_per_head(wide)
-        weighted = (value * alpha.to(wide).unsqueeze(-1)).transpose(1, 2).flatten(2)
+        value = self._value_per_head(wide).transpose(1, 2)  # batch query head e
+        weighted = (value * alpha.to(wide).transpose(1, 2).unsqueeze(-1)).flatten(2)
         return weighted @ self.projection.weight.flatten(0, 1).to(wide)
 
     def reconstruct(self) -> Float[Tensor, "batch query out"]:
         """Return Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equals ``output``."""
         wide = torch.promote_types(self.output.dtype, torch.float32)
         if self.surveyed is not None:
-            return project(self.surveyed[1].flatten(2), self.projection, wide)
+            return project(self.surveyed.mixed.flatten(2), self.projection, wide)
         assert isinstance(self.weights, Tensor)
         mixed = torch.matmul(self.weights.to(wide), self._value_per_head(wide))
         return project(mixed.transpose(1, 2).flatten(2), self.projection, wide)
+
+    def context_gap(self) -> Float[Tensor, "batch query"]:
+        """Return the gap of Σ_j αv to what the projection read, relative to Σ_j α‖v‖.
+
+        The worst of all heads, for every query. It compares the recorded weights and values with
+        what the model itself made of them.
+        """
+        batch, heads, queries, _ = self.shape
+        size: Tensor | None
+        if self.surveyed is not None:
+            mixed, size = self.surveyed.mixed, self.surveyed.size
+            if size is None:
+                return mixed.new_zeros((batch, queries), dtype=torch.float64)
+        else:
+            assert isinstance(self.weights, Tensor)
+            wide = torch.promote_types(self.output.dtype, torch.float32)
+            value = self._value_per_head(wide)
+            size = torch.linalg.vecdot(value, value).sqrt_().unsqueeze(-1)
+            both = torch.matmul(self.weights.to(wide), torch.cat([value, size], dim=-1))
+            both = both.transpose(1, 2)
+            mixed, size = both[..., :-1], both[..., -1]
+        gap = mixed - self.merged.unflatten(2, (heads, -1)).to(mixed.dtype)
+        lengths = torch.linalg.vecdot(gap, gap).sqrt_()
+        return (lengths / size.clamp_min(torch.finfo(size.dtype).tiny)).amax(dim=-1).double()
 
     def _value_per_head(self, dtype: torch.dtype) -> Float[Tensor, "batch head key head_size"]:
         """The value vectors, repeated where heads share them."""
@@ -133,4 +158,5 @@ class Capture:
             value=self.value.clone(),
             residual=None if self.residual is None else self.residual.clone(),
             output=self.output.clone(),
+            merged=self.merged.clone(),
         )

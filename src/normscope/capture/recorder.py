@@ -200,6 +200,7 @@ class Recorder:
             path=pending.path,
             weights=weights.detach() if isinstance(weights, Tensor) else weights,
             value=pending.value.detach(),
+            merged=pending.by_query(merged),
             projection=projection_of(module, projection, weights.shape[1], merged),
             residual=residual,
             output=pending.by_query(output),

@@ -29,6 +29,15 @@ def lowest(dtype: torch.dtype) -> float:
 
 
 @dataclass(frozen=True, eq=False)
+class Context:
+    """What one pass over weights that are not stored gives."""
+
+    own: Float[Tensor, "batch head query"] | None  # α_ii; None where no key is the query itself
+    mixed: Float[Tensor, "batch query head head_size"]  # Σ_j αv
+    size: Float[Tensor, "batch query head"] | None  # Σ_j α‖v‖; None if ``mixed`` is the model's
+
+
+@dataclass(frozen=True, eq=False)
 class Scores:
     """What the weights of one attention call are computed from."""
 
@@ -104,25 +113,26 @@ class Scores:
             return lse
         return torch.cat([self._scores(rows).logsumexp(dim=-1) for rows in self.blocks()], dim=2)
 
-    def survey(
-        self, value: Float[Tensor, "batch kv_head key head_size"]
-    ) -> tuple[Float[Tensor, "batch head query"] | None, Tensor]:
-        """Return the weight of each query for itself, and Σ_j αv (batch, query, head, head_size).
+    def survey(self, value: Float[Tensor, "batch kv_head key head_size"]) -> Context:
+        """Return the weight of each query for itself, and Σ_j αv.
 
         The weights are None where queries and keys are not the same positions. With flash
         kernels, Σ_j αv is the model's own.
         """
         square = self.shape[2] == self.shape[3]
         if self.flash:
-            return self._diagonal() if square else None, self.context
-        value = value.to(self.dtype).repeat_interleave(self.shape[1] // value.shape[1], dim=1)
+            return Context(self._diagonal() if square else None, self.context, None)
+        value = value.to(self.dtype)
+        value = torch.cat([value, torch.linalg.vecdot(value, value).sqrt_().unsqueeze(-1)], dim=-1)
+        value = value.repeat_interleave(self.shape[1] // value.shape[1], dim=1)
         own, mixed = [], []
         for rows in self.blocks():
             alpha = self.rows(rows)
             mixed.append((alpha @ value).transpose(1, 2))
             if square:
                 own.append(alpha.diagonal(offset=rows.start, dim1=-2, dim2=-1))
-        return torch.cat(own, dim=2) if square else None, torch.cat(mixed, dim=1)
+        both = mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=1)
+        return Context(torch.cat(own, dim=2) if square else None, both[..., :-1], both[..., -1])
 
     def _diagonal(self) -> Float[Tensor, "batch head query"]:
         """α_ii, from the products of each query with its own key."""

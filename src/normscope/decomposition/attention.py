@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from normscope.kernels import (
     Linear,
     Scratch,
     cholesky,
+    factor_norms,
     flash_norms,
     gram_matrices,
     product_grams,
@@ -35,14 +37,19 @@ from normscope.kernels import (
 from normscope.kernels.products import LARGEST
 
 CANCELLED = 16  # a sum this much shorter than its parts is computed again in float64
+Precision = Literal["model", "float64"]
 
 
 class AttentionDecomposition:
-    """One attention call, decomposed. Norms are float64; no array is (query, key, hidden).
+    """One attention call, decomposed. No array is (query, key, hidden).
 
-    With ``rebuilt`` the sums over keys are recomputed from the recorded weights and values, which
-    is what proves a map. Without it they are read from the model's own output and ‖f‖ comes from a
-    small triangular factor of W_O: cheap, for statistics that are checked on a sample.
+    In the precision of the model (at least float32), sums over keys are read from the model's own
+    output, which the recorded weights and values are compared with, and lengths of cells come from
+    factored Gram matrices. With ``precision="float64"``, and for float64 models, sums are
+    recomputed from the recorded weights and values, and lengths are float64 throughout.
+
+    Without ``maps`` there are no cells, and ‖f‖ comes from a small triangular factor of W_O: cheap,
+    for statistics that are checked on a sample.
     """
 
     def __init__(
@@ -51,9 +58,12 @@ class AttentionDecomposition:
         scratch: Scratch | None = None,
         kernels: Kernels = "auto",
         *,
-        rebuilt: bool = True,
+        precision: Precision = "model",
+        maps: bool = True,
     ) -> None:
-        self.captured, self.kernels, self.rebuilt = captured, kernels, rebuilt
+        self.captured, self.kernels, self.maps = captured, kernels, maps
+        wide = precision == "float64" or captured.output.dtype == torch.float64
+        self.rebuilt = maps and wide
         self.scratch = Scratch() if scratch is None else scratch
         self.value = captured.value
         self.bias = captured.projection.bias
@@ -79,15 +89,18 @@ class AttentionDecomposition:
     def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
         """Compute Gram matrices also of L_1 f, L_2 L_1 f, …, and keep them as ``grams``."""
         projection = self.captured.projection
-        if self.products:
+        if self.rebuilt and self.products:
             assert projection.module is not None
             products = products_of(projection.module, projection.weight, chain)
             matrices = product_grams(self.value, products, self.scratch)
             single = matrices[0].diagonal(dim1=2, dim2=3).transpose(1, 2).sqrt()
             self._grams = Grams(matrices, single, self._own_vectors(single))
         else:
-            weight = projection.weight if self.flash else self.weight
-            own = self.captured.own_weight()
+            weight, own = self.weight, self.captured.own_weight()
+            if not self.rebuilt:
+                wide = torch.promote_types(projection.weight.dtype, torch.float32)
+                weight = projection.weight if self.flash else projection.weight.to(wide)
+                own = None
             self._grams = gram_matrices(self.value, weight, chain, own, self.scratch, self.kernels)
         return self._grams
 
@@ -128,8 +141,12 @@ class AttentionDecomposition:
                 alpha = self.captured.rows(block) if weights else None
                 yield block, alpha, flash_norms(self.captured.weights, factors, block)
             return
+        factors = [] if self.rebuilt else [cholesky(grams) for grams in self.grams.matrices]
         for block in self.captured.blocks():
             alpha = self.captured.rows(block)
+            if not self.rebuilt:
+                yield block, alpha, factor_norms(alpha, factors, self.scratch)
+                continue
             norms = quadratic_norms(alpha, self.grams.matrices, self.scratch, self.kernels)
             yield block, alpha, norms
 
@@ -138,7 +155,7 @@ class AttentionDecomposition:
     @cached_property
     def transformed_norm(self) -> Float[Tensor, "batch head key"]:
         """‖f_h(x_j)‖."""
-        if self.rebuilt:
+        if self.maps:
             return self.grams.single
         value, factor = self.value, _triangular_factor(self.captured)
         groups, heads = value.shape[1], len(factor)
@@ -149,7 +166,7 @@ class AttentionDecomposition:
 
     @cached_property
     def reconstructed(self) -> Float[Tensor, "batch query out"]:
-        """Σ αf + b_O."""
+        """Σ αf + b_O; the model's own output unless the sums are recomputed."""
         if self.rebuilt:
             return self.captured.reconstruct()
         output = self.captured.output
@@ -178,6 +195,34 @@ class AttentionDecomposition:
         if self.bias is None:
             return torch.zeros((batch, queries), dtype=torch.float64, device=self.captured.device)
         return self.bias.double().norm().to(self.captured.device).expand(batch, queries)
+
+    # ---- proofs
+
+    @cached_property
+    def context_gap(self) -> Float[Tensor, "batch query"]:
+        """The gap of Σ_j αv to what the output projection read; worst of all heads."""
+        return self.captured.context_gap()
+
+    def projection_gap(self, i: Tensor) -> Float[Tensor, " batch"]:
+        """Return the gap of (Σ_j αv) W_O + b_O to the model's own output, for some queries.
+
+        ``i``: (batch, some) queries. The worst of each row, relative to the parts of the heads.
+        """
+        captured, weight = self.captured, self.captured.projection.weight
+        row = torch.arange(len(i), device=i.device).unsqueeze(1)
+        # TF32 would round the factors of float32 products on a GPU.
+        exact = torch.float64 if captured.device.type == "cuda" else torch.float32
+        exact = torch.promote_types(captured.output.dtype, exact)
+        merged = captured.merged[row, i].to(exact).flatten(0, 1)  # (batch some) features
+        heads = merged.unflatten(1, (len(weight), -1)).transpose(0, 1)
+        parts = torch.bmm(heads, weight.to(exact))
+        difference = parts.sum(dim=0) - captured.output[row, i].flatten(0, 1)
+        size = parts.norm(dim=-1).sum(dim=0)
+        if self.bias is not None:
+            difference += self.bias
+            size += self.bias.norm()
+        gap = difference.norm(dim=-1) / size.clamp_min(torch.finfo(exact).tiny)
+        return gap.unflatten(0, i.shape).amax(dim=1).double()
 
     # ---- spot checks
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from normscope.foundation.shapes import Bool, Float
+from normscope.foundation.shapes import Bool, Float, Int
 
 TINY = torch.finfo(torch.float64).tiny
 CELLS = 2  # checked in each row of a batch and each layer
@@ -35,6 +35,10 @@ class Positions:
             return None
         queries, keys = self._drawn
         return queries[layer % DRAWS], keys[layer % DRAWS]
+
+    def drawn_queries(self, layer: int) -> Int[Tensor, "batch cell"]:
+        """Return queries of each row whose projection is checked in this layer."""
+        return self._drawn[0][layer % DRAWS]
 
     @cached_property
     def _drawn(self) -> tuple[Tensor, Tensor]:
@@ -89,11 +93,15 @@ class Cells:
         return self._worst((gaps / parts.sum(dim=-1).clamp_min(TINY)).amax(dim=-1))
 
     def gap_to_vectors(
-        self, values: Tensor, vectors: Tensor, mean: Float[Tensor, "batch query"]
+        self, values: Tensor, vectors: Tensor, parts: Tensor, mean: Float[Tensor, "batch query"]
     ) -> Float[Tensor, " batch"]:
-        """Return the worst gap to the vectors' lengths, relative to them plus the row's mean."""
+        """Return the worst gap to the vectors' lengths.
+
+        It is relative to the largest of the lengths, the row's mean, and ``parts``, the sum of the
+        lengths of the heads' vectors, of which little is left where heads cancel.
+        """
         lengths = vectors.norm(dim=-1)
-        size = lengths + mean[self.row, self.i]
+        size = torch.maximum(lengths + mean[self.row, self.i], parts)
         return self._worst(((values - lengths).abs() / size.clamp_min(TINY)).amax(dim=-1))
 
     def _worst(self, gaps: Float[Tensor, " batch"]) -> Float[Tensor, " batch"]:

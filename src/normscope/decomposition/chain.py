@@ -16,7 +16,7 @@ from torch import Tensor
 from normscope.capture import AttentionKind, Capture
 from normscope.capture.layers import LayerCapture
 from normscope.capture.projection import affine
-from normscope.decomposition.attention import AttentionDecomposition
+from normscope.decomposition.attention import AttentionDecomposition, Precision
 from normscope.decomposition.block import Norm, Parts
 from normscope.decomposition.feedforward import FeedForwardSplit, FeedForwardWeights, FFBias
 from normscope.decomposition.norms import norm_of
@@ -55,7 +55,8 @@ class DecompositionOptions:
     ff_bias: FFBias = "path"
     memory: int = 2**31  # bytes for the largest arrays of scopes behind a feed-forward
     kernels: Kernels = "auto"
-    rebuilt: bool = True  # recompute sums over keys: see AttentionDecomposition
+    precision: Precision = "model"
+    maps: bool = True  # False: only what statistics need, see AttentionDecomposition
 
 
 class LayerChain:
@@ -71,7 +72,9 @@ class LayerChain:
         self.captured, self.layer, self.how = captured, layer, how
         self.kind: AttentionKind = captured.kind
         self.dtypes = {captured.output.dtype}  # of the model's states to compare with
-        self.attention = AttentionDecomposition(captured, scratch, how.kernels, rebuilt=how.rebuilt)
+        self.attention = AttentionDecomposition(
+            captured, scratch, how.kernels, precision=how.precision, maps=how.maps
+        )
         self._norms: dict[str, Norm] = {}
         self._scales: dict[str, Linear] = {}
         self._parts: dict[Station, Parts] = {}

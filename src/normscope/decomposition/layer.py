@@ -9,7 +9,8 @@ reads anything else notes its gap with ``note_gap``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -22,9 +23,10 @@ from normscope.decomposition.block import Norm, Parts, length
 from normscope.decomposition.cells import Cells, Positions
 from normscope.decomposition.chain import DecompositionOptions, LayerChain, scopes_of
 from normscope.decomposition.maps import KEEP_NOTHING, Reduce, ScopeMap
-from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Scope, Station
+from normscope.decomposition.plain import maps_by_kernels
+from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Station
 from normscope.foundation.shapes import Float
-from normscope.kernels import Linear, RowInputs, Scratch, triton_for
+from normscope.kernels import Scratch
 
 
 class LayerView:
@@ -50,17 +52,18 @@ class LayerView:
         self.chain = LayerChain(captured, layer, self.how, scratch)
         self.attention, self.dtypes = self.chain.attention, self.chain.dtypes
         self.gaps: dict[str, Tensor] = {}  # name -> (batch,), not judged yet
+        self.mean_weights: Tensor | None = None  # (batch, query, key), where a kernel made them
 
     @property
     def name(self) -> str:
         """The path of the layer, or of the attention module if no layer was recorded."""
         return self.captured.name if self.layer is None else self.layer.name
 
-    def rebuilt(self) -> LayerView:
+    def recomputed(self) -> LayerView:
         """Return the same layer with sums recomputed from the recorded weights and values."""
-        if self.how.rebuilt:
+        if self.attention.rebuilt:
             return self
-        how = DecompositionOptions(self.how.ff_bias, self.how.memory, self.how.kernels)
+        how = replace(self.how, precision="float64", maps=True)
         return LayerView(self.captured, self.layer, self.positions, how, batch=self.batch)
 
     # ---- what measures read
@@ -69,6 +72,10 @@ class LayerView:
         """Compute maps with the heads summed, in one pass over the queries, and note their gaps."""
         behind = [name for name in wanted if self.chain.is_behind(name)]
         factored = [n for n in wanted if not self.chain.is_behind(n) and not SCOPES[n].weight]
+        maps = maps_by_kernels(self, wanted, reduce) if not behind else None
+        if maps is not None:
+            self._note_gaps(maps, wanted)
+            return {name: maps[name] for name in wanted}
         maps = self._fill(self.lengths([NORMS, *factored]), wanted, reduce)
         if behind:
             maps |= self._feed_forward_maps(behind)
@@ -109,12 +116,9 @@ class LayerView:
         # extends the shorter one before it.
         steps = {name: self.chain.steps(SCOPES[name].end) for name in chosen}
         linear = sorted(set(steps.values()), key=len)
-        if self.how.rebuilt:
+        if self.how.maps:
             self.attention.measure([after[len(before) :] for before, after in pairwise(linear)])
         levels = {name: linear.index(steps[name]) for name in chosen}
-        maps = self._lengths_in_one_pass(chosen, levels, steps)
-        if maps is not None:
-            return maps
         keys = self.positions.keys
         return {
             name: ScopeMap.of_parts(
@@ -212,10 +216,7 @@ class LayerView:
         for name in scopes:
             maps[name].mixing_ratio = maps[name].ratio()
         self._finish_weights(maps, weights, torch.cat(diagonal, dim=1) if diagonal else None)
-        cells = self._cells()
-        for name in wanted:
-            if name in maps:
-                self._note_gap_of(maps[name], cells)
+        self._note_gaps(maps, [name for name in wanted if name in maps])
         return maps
 
     def _finish_weights(
@@ -251,9 +252,34 @@ class LayerView:
             maps[name] = scope_map
         return maps
 
+    def _note_gaps(self, maps: dict[str, ScopeMap], wanted: Sequence[str]) -> None:
+        """Note the gaps of several maps, and of their cells to the definition."""
+        cells = self._cells()
+        for name in wanted:
+            self._note_gap_of(maps[name], cells)
+
+    @cached_property
+    def _attention_gap(self) -> Float[Tensor, " batch"] | None:
+        """The gap of the recorded weights, values and W_O to what the model made of them.
+
+        Weights and values are compared for every query, W_O for some. None if sums are recomputed:
+        they are then compared as a whole.
+        """
+        if self.attention.rebuilt:
+            return None
+        queries = self.positions.queries
+        context = self.attention.context_gap.masked_fill(~queries, 0).amax(dim=1)
+        drawn = self.positions.drawn_queries(self.captured.layer)
+        return torch.maximum(context, self.attention.projection_gap(drawn))
+
     def _note_gap_of(self, scope_map: ScopeMap, cells: Cells | None) -> None:
         """Note the gap of a map to the model's own state, and of its cells to the definition."""
-        gap = scope_map.gap().masked_fill(~self.positions.queries, 0).amax(dim=1)
+        if scope_map.gaps is not None:
+            gap = scope_map.gaps
+        else:
+            gap = scope_map.gap().masked_fill(~self.positions.queries, 0).amax(dim=1)
+            if self._attention_gap is not None:
+                gap = torch.maximum(gap, self._attention_gap)
         if cells is not None:
             assert scope_map.at_cells is not None
             if scope_map.scope.weight:
@@ -266,106 +292,6 @@ class LayerView:
         """Build the cells to spot-check in this layer, or return None."""
         drawn = self.positions.cells(self.captured.layer)
         return None if drawn is None else self.attention.at(*drawn)
-
-    # ---- lengths by one kernel
-
-    def _lengths_in_one_pass(
-        self,
-        chosen: Sequence[str],
-        levels: dict[str, int],
-        steps: dict[str, tuple[Linear, ...]],
-    ) -> dict[str, ScopeMap] | None:
-        """Measure scopes by one Triton kernel if the block is plain; otherwise return None."""
-        ends = {SCOPES[name].end for name in chosen}
-        triton = triton_for(self.attention.kernels, self.captured.device)
-        if triton is None or not self.how.rebuilt or not self._is_plain(ends):
-            return None
-        own, shape = self.attention.grams.diagonal, self.captured.output.shape[:2]
-        assert own is not None
-        further, norm = self._kernel_arguments(ends)
-        rows = triton.row_lengths(
-            RowInputs(
-                self.attention.reconstructed.flatten(0, 1),
-                self.captured.output.flatten(0, 1),
-                bias=self.attention.bias,
-                own=own.flatten(0, 1),
-                **further,
-            )
-        )
-        share = self.attention.bias_length()
-        by_station: dict[Station, tuple[Tensor, Tensor, Tensor, Tensor, Any]] = {
-            "attention": (rows.own, rows.others, share, rows.gap, 1.0)
-        }
-        if further:
-            by_station["residual"] = (rows.own_residual, rows.others, share, rows.gap_residual, 1.0)
-        if norm is not None:
-            bias, weight = rows.bias_norm.view(shape), 1 / rows.sigma.view(shape)
-            by_station["norm"] = (rows.own_norm, rows.others_norm, bias, rows.gap_norm, weight)
-            by_station["ff_input"] = by_station["norm"]
-        if further:
-            by_station["block"] = by_station["norm" if self.chain.block.after else "residual"]
-        maps = {}
-        for name in chosen:
-            own, others, bias, gap, weight = by_station[SCOPES[name].end]
-            maps[name] = ScopeMap(
-                SCOPES[name],
-                self.positions.keys,
-                shape[1],
-                own=own.view(shape),
-                others=others.view(shape),
-                bias=bias,
-                difference=gap.view(shape),
-                weight=weight,
-                level=levels[name],
-                vectors_at=partial(self._plain_vectors, steps[name], weight, SCOPES[name]),
-            )
-        return maps
-
-    def _is_plain(self, ends: set[Station]) -> bool:
-        """Return whether one kernel can measure these stations: at most a residual and one norm."""
-        if self.attention.grams.diagonal is None:
-            return False
-        if self.layer is None or ends == {"attention"}:
-            return True
-        block = self.chain.block
-        plain = (
-            block.branch is None and block.scale is None and not self.chain.whole.layout.parallel
-        )
-        two_norms = block.after is not None and "ff_input" in ends
-        return plain and not two_norms and self.captured.residual is not None
-
-    def _kernel_arguments(self, ends: set[Station]) -> tuple[dict[str, Any], Norm | None]:
-        """Return the kernel's arguments beyond attention, and the norm that it applies."""
-        if ends == {"attention"}:
-            return {}, None
-        before = self.chain.whole.layout.ff.before if "ff_input" in ends else None
-        path = self.chain.block.after or before
-        summed = self.chain.residual_sum().flatten(0, 1)
-        further: dict[str, Any] = {
-            "residual": self.residual.flatten(0, 1),
-            "after_residual": summed,
-        }
-        norm = self.chain.norm(path)
-        if norm is not None:
-            form = norm.parameters
-            further |= {"gamma": form.scale, "beta": form.bias, "centred": form.centred}
-            after_norm = self.chain.whole.output_of(path or "").flatten(0, 1)
-            further |= {"eps": form.eps, "after_norm": after_norm}
-        return further, norm
-
-    def _plain_vectors(
-        self, steps: Sequence[Linear], weight: Tensor | float, scope: Scope, cells: Cells
-    ) -> Float[Tensor, "batch cell hidden"]:
-        """Return v_ij = w_i L(Σ_h αf + δ_ij x_i) at some cells of a plain block."""
-        vectors = cells.vectors.sum(dim=2)
-        if scope.with_residual:
-            states = self.residual[cells.row, cells.i].double()
-            vectors = vectors + states * (cells.i == cells.j).unsqueeze(-1)
-        for step in steps:
-            vectors = step(vectors)
-        if isinstance(weight, Tensor):
-            return vectors * weight[cells.row, cells.i].unsqueeze(-1)
-        return vectors
 
 
 def _residual_weights(

@@ -13,6 +13,7 @@ from normscope.decomposition.block import Parts, length
 from normscope.decomposition.cells import TINY, Cells
 from normscope.decomposition.scopes import Scope
 from normscope.foundation.shapes import Bool, Float, Int
+from normscope.kernels import Linear
 
 SEGMENT = 64  # keys per segment in the search for the largest values of a long row
 
@@ -44,12 +45,14 @@ class ScopeMap:
     level: int = 0  # index of the scope's Gram matrices
     column: bool = False  # whether the residual is an extra last column
     vectors_at: Callable[[Cells], Tensor] | None = None  # v_ij at some cells, from the definition
+    steps: Sequence[Linear] | None = None  # L; None behind a feed-forward
     reduce: Reduce | None = None  # None keeps the whole map
     drawn: tuple[Tensor, Tensor] | None = None  # cells to spot-check
 
     values: Tensor | None = None  # (batch, *head, query, key), unless reduced
     sums: Tensor | None = None  # over keys, (batch, query)
     at_cells: Tensor | None = None  # the values of the drawn cells
+    gaps: Tensor | None = None  # (batch,): the worst of each row, if a kernel computed it
     reduced: dict[str, Tensor] = field(default_factory=dict)
     mixing_ratio: Tensor | None = None  # (batch, query)
 
@@ -72,6 +75,7 @@ class ScopeMap:
             level=level,
             column=scope.with_residual and parts.separate,
             vectors_at=parts.at,
+            steps=parts.linear,
         )
 
     # ---- filling in rows
@@ -96,6 +100,10 @@ class ScopeMap:
     def add(self, block: slice, rows: Float[Tensor, "batch rows key"]) -> None:
         """Add the rows of a block of queries."""
         self.sums = self._put(self.sums, block, rows.sum(dim=-1))
+        self.keep(block, rows)
+
+    def keep(self, block: slice, rows: Float[Tensor, "batch rows key"]) -> None:
+        """Keep the rows of a block of queries or their reductions, and the drawn cells."""
         if self.drawn is not None:
             i, j = self.drawn
             row = torch.arange(len(i), device=i.device).unsqueeze(1)
@@ -159,8 +167,19 @@ class ScopeMap:
             return cells.gap(self.at_cells, weight=self.scope.weight)
         assert self.sums is not None
         assert self.vectors_at is not None
-        keys = self.keys.shape[1] + self.column
-        return cells.gap_to_vectors(self.at_cells, self.vectors_at(cells), self.sums / keys)
+        mean = self.sums / (self.keys.shape[1] + self.column)
+        vectors = self.vectors_at(cells)
+        return cells.gap_to_vectors(self.at_cells, vectors, self._parts_at(cells), mean)
+
+    def _parts_at(self, cells: Cells) -> Float[Tensor, "batch cell"]:
+        """Σ_h w_i ‖L αf_h‖ of some cells: what their lengths are accurate relative to."""
+        if self.steps is None:
+            return torch.zeros_like(cells.alpha[..., 0])
+        vectors = cells.vectors
+        for step in self.steps:
+            vectors = step(vectors)
+        parts, weight = vectors.norm(dim=-1).sum(dim=-1), self.weight
+        return parts * (weight[cells.row, cells.i] if isinstance(weight, Tensor) else weight)
 
 
 def largest_of(

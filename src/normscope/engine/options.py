@@ -27,6 +27,7 @@ CHOICES = {
     "ff_bias": ("path", "fixed"),
     "attention": ("auto", "eager", "fused"),
     "kernels": ("auto", "torch", "triton"),
+    "precision": ("model", "float64"),
 }
 
 
@@ -81,6 +82,14 @@ class AnalysisOptions:
         },
     )
     categories: Mapping[str, Sequence[str]] | None = None
+    precision: str = field(
+        default="model",
+        metadata={
+            "metavar": "model|float64",
+            "help": "model: lengths in the model's precision, at least float32, accurate relative "
+            "to the parts that are summed. float64: accurate relative to themselves, slower.",
+        },
+    )
 
     def checked(self) -> AnalysisOptions:
         """Return the options in a normal form; raise InputError for invalid values."""
@@ -119,6 +128,8 @@ class AnalysisOptions:
             described["ff_bias"] = self.ff_bias
         if self.reduce:
             described["reduce"] = ",".join(self.reduce)
+        if self.precision != "model":
+            described["precision"] = self.precision
         return described
 
 

@@ -79,6 +79,7 @@ class Pass:
         dtypes: set[torch.dtype],
         *,
         masks: bool,
+        mean_weights: Tensor | None = None,
     ) -> None:
         """Store the observations of one layer."""
         home = record.positions.queries.device  # layers may be on several devices
@@ -86,7 +87,8 @@ class Pass:
         record.dtypes.append(dtypes)
         record.blocked.append(self._blocked(captured, record.positions) if masks else None)
         leaking = masks and self.batch.padded
-        record.leaked.append(_leaked(captured, record.positions) if leaking else None)
+        leaked = _leaked(captured, record.positions, mean_weights) if leaking else None
+        record.leaked.append(leaked)
         for by_name, mapping in zip(record.noted, noted, strict=True):
             for name, tensor in mapping.items():
                 by_name.setdefault(name, []).append(tensor.to(home))
@@ -195,11 +197,17 @@ def _home(tensor: Tensor) -> Tensor:
     return host.copy_(tensor, non_blocking=True)
 
 
-def _leaked(captured: Capture, real: Positions) -> tuple[Tensor, Tensor]:
-    """Return the largest weight of padding, and its key, for each real query."""
+def _leaked(
+    captured: Capture, real: Positions, mean_weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the largest weight of padding, and its key, for each real query.
+
+    The mean over the heads is used if it is known: it is zero only where all heads are.
+    """
     values, indices = [], []
-    for block in captured.blocks():
-        weights = captured.rows(block).amax(dim=1).to(real.keys.device)
+    for block in captured.blocks() if mean_weights is None else [slice(0, captured.shape[2])]:
+        weights = captured.rows(block).amax(dim=1) if mean_weights is None else mean_weights
+        weights = weights.to(real.keys.device)
         weights = weights.masked_fill(real.keys[:, None, :] | ~real.queries[:, block, None], 0)
         largest = weights.max(dim=-1)
         values.append(largest.values)

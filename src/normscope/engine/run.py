@@ -259,7 +259,8 @@ class Engine:
             dtypes |= view.dtypes
         pairs = zip(self.needs, noted, strict=True)
         masks = any(needs.masks and bool(tensors) for needs, tensors in pairs)
-        running.keep(record, captured, noted, gaps, dtypes, masks=masks)
+        mean = None if view is None else view.mean_weights
+        running.keep(record, captured, noted, gaps, dtypes, masks=masks, mean_weights=mean)
         if len(running.stopped) == len(self.measures):
             raise StopPass
 

@@ -135,10 +135,11 @@ def _probe(tensor: Tensor) -> Tensor:
     floating = tensor.is_floating_point()
     wide = torch.promote_types(tensor.dtype, torch.float32) if floating else torch.float64
     rows = tensor.detach().flatten(0, -2) if tensor.dim() > 1 else tensor.detach().view(1, -1)
-    return torch.mv(rows.to(wide).T, _random(len(rows), wide, tensor.device))
+    return torch.mv(rows.to(wide).T, random_vector(len(rows), wide, tensor.device))
 
 
 @functools.lru_cache(64)
-def _random(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def random_vector(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return random numbers, always the same for the same arguments."""
     numbers = torch.randn(length, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return numbers.to(device, dtype)

@@ -5,16 +5,27 @@ from normscope.kernels.gram import (
     Grams,
     Linear,
     cholesky,
+    factor_norms,
     flash_norms,
     gram_matrices,
     head_vectors,
     quadratic_norms,
 )
-from normscope.kernels.inputs import RowInputs, RowLengths, ScoreInputs
+from normscope.kernels.inputs import (
+    Attended,
+    CellMap,
+    GapInputs,
+    RowInputs,
+    RowLengths,
+    ScoreInputs,
+)
 from normscope.kernels.products import product_grams, products_of
 from normscope.kernels.scratch import Scratch
 
 __all__ = [
+    "Attended",
+    "CellMap",
+    "GapInputs",
     "Grams",
     "Kernels",
     "Linear",
@@ -23,6 +34,7 @@ __all__ = [
     "ScoreInputs",
     "Scratch",
     "cholesky",
+    "factor_norms",
     "flash_norms",
     "gram_matrices",
     "head_vectors",

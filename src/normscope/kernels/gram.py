@@ -5,9 +5,17 @@ that key as a ∈ R^head,
 
     ‖Σ_h a_h f_h(x_j)‖² = aᵀ (F_j F_jᵀ) a
 
-so a (query, key) cell costs head² multiplications and no vector of hidden size. Everything from
-the recorded values on is float64: heads that cancel to a thousandth of their parts lose six of
-sixteen digits in the square, and float32 has only seven.
+so a (query, key) cell costs head² multiplications and no vector of hidden size. Heads that cancel
+to a thousandth of their parts lose six digits in the square, and float32 has only seven. There are
+two ways to keep enough:
+
+    float64     everything from the recorded values on is float64 (``quadratic_norms``)
+    factored    F_j is float32, its Gram matrix is summed in float64 and factored, G_j = Φ_j Φ_jᵀ;
+                a length is then a sum of squares, ‖Φ_jᵀ a‖, which loses no digits in float32
+                (``cholesky``, ``factor_norms``)
+
+Rounding f_h(x_j) to float32 moves the sum by 1e-7 of its parts, whatever cancels. So the factored
+lengths are accurate relative to Σ_h ‖a_h f_h‖, the float64 ones relative to themselves.
 """
 
 from __future__ import annotations
@@ -24,6 +32,9 @@ from normscope.kernels.backend import Kernels, triton_for
 from normscope.kernels.inputs import ScoreInputs
 from normscope.kernels.scratch import Scratch
 
+# How much the diagonal of a Gram matrix is enlarged before it is factored, relative to itself.
+RIDGE = {torch.float64: 1e-13, torch.float32: 1e-6}
+SMALLEST = 1e-200  # and at least by this; its root is zero in float32
 # Float64 numbers in the largest temporary array; on a CPU, about what its caches hold.
 BLOCK = {"cpu": 2**20, "cuda": 2**26}
 # Since 2.8 torch can return the product of 16-bit matrices in float32 on CUDA.
@@ -94,8 +105,8 @@ def gram_matrices(
 
     Args:
         value: the value vectors.
-        weight: W_O; its dtype is that of the result: float64. With 16-bit weights on a GPU, the
-            vectors and their products are float32.
+        weight: W_O; its dtype is that of the vectors. The Gram matrices are float64; with 16-bit
+            weights, vectors and matrices are float32.
         chain: for each further Gram matrix, the steps from the vectors of the one before it.
         own: a weight of each key in each head, for the sums ``Grams.diagonal``.
         scratch: working memory to reuse.
@@ -104,16 +115,18 @@ def gram_matrices(
     batch, _, keys, _ = value.shape
     heads, _, out = weight.shape
     scratch = Scratch() if scratch is None else scratch
-    wide = torch.promote_types(weight.dtype, torch.float32)
+    wide = torch.promote_types(weight.dtype, torch.float32)  # of the vectors
+    summed = wide if weight.element_size() == 2 else torch.float64  # of the matrices
     single_steps = all(len(steps) == 1 for steps in chain)
     triton = triton_for(kernels, value.device) if wide == torch.float64 and single_steps else None
     options: Any = {"dtype": wide, "device": value.device}
-    matrices = [torch.empty((batch, keys, heads, heads), **options) for _ in (None, *chain)]
+    shape = (batch, keys, heads, heads)
+    matrices = [value.new_empty(shape, dtype=summed) for _ in (None, *chain)]
     diagonal = None if own is None else torch.empty((batch, keys, out), **options)
     own = None if own is None else own.to(wide).transpose(1, 2)
     for span in blocks(keys, batch * heads * out, value.device):
-        shape = (heads, batch * (span.stop - span.start), out)
-        vectors = scratch.take("vectors", shape, value, wide)
+        count = batch * (span.stop - span.start)
+        vectors = scratch.take("vectors", (heads, count, out), value, wide)
         head_vectors(value[:, :, span], weight, out=vectors)
         own_rows = None if own is None else own[:, span].flatten(0, 1)
         if triton is not None:
@@ -124,7 +137,7 @@ def gram_matrices(
             ]
             grams, sums = triton.gram_matrices(vectors, maps, own_rows)
         else:
-            grams, sums = _gram_block(vectors, chain, own_rows)
+            grams, sums = _gram_block(vectors, chain, own_rows, summed)
         for matrix, gram in zip(matrices, grams, strict=True):
             matrix[:, span] = gram.unflatten(0, (batch, -1))
         if diagonal is not None:
@@ -137,8 +150,12 @@ def _gram_block(
     vectors: Float[Tensor, "head row out"],
     chain: Sequence[Sequence[Linear]],
     own: Float[Tensor, "row head"] | None,
+    dtype: torch.dtype,
 ) -> tuple[list[Float[Tensor, "row head head"]], Float[Tensor, "row out"] | None]:
-    """Gram matrices of one block by torch's operations, and Σ_h own_h f_h; overwrites vectors."""
+    """Gram matrices of one block by torch's operations, and Σ_h own_h f_h; overwrites vectors.
+
+    ``dtype`` is that of the matrices.
+    """
     stacked = vectors.transpose(0, 1)
     sums: Tensor | None = None
     if own is not None and vectors.is_cuda:
@@ -151,7 +168,8 @@ def _gram_block(
     for steps in ((), *chain):
         for step in steps:
             step(vectors, out=vectors)
-        grams.append(torch.bmm(stacked, stacked.transpose(1, 2)))
+        rows = stacked.to(dtype)
+        grams.append(torch.bmm(rows, rows.transpose(1, 2)))
     return grams, sums
 
 
@@ -171,10 +189,7 @@ def quadratic_norms(
     # Computed by key first; the result is seen by query.
     options: Any = {"dtype": torch.float64, "device": alpha.device}
     lengths = [torch.empty((batch, keys, queries), **options) for _ in matrices]
-    # On a CPU, transposing long rows one number at a time is slow; torch transposes in tiles.
-    by_key = alpha.transpose(2, 3)
-    if queries >= 256 and alpha.device.type == "cpu":
-        by_key = scratch.take("by_key", by_key.shape, alpha, alpha.dtype).copy_(by_key)
+    by_key = _keys_first(alpha, scratch)
     for span in blocks(keys, batch * heads * 2 * queries, alpha.device):
         weights = scratch.take("weights", (batch, span.stop - span.start, heads, queries), alpha)
         # A contiguous copy: with strided operands bmm would copy each small matrix.
@@ -185,6 +200,17 @@ def quadratic_norms(
             squares = squares.mul_(weights).sum(dim=1)
             norms[:, span] = squares.clamp_min_(0).sqrt_().unflatten(0, (batch, -1))
     return [norms.transpose(1, 2) for norms in lengths]
+
+
+def _keys_first(alpha: Tensor, scratch: Scratch) -> Float[Tensor, "batch head key query"]:
+    """The weights by key; long rows are copied, which torch does in tiles on a CPU.
+
+    Read one number at a time, a transposed view of long rows is slow.
+    """
+    by_key = alpha.transpose(2, 3)
+    if alpha.shape[2] >= 256 and alpha.device.type == "cpu":
+        by_key = scratch.take("by_key", by_key.shape, alpha, alpha.dtype).copy_(by_key)
+    return by_key
 
 
 def flash_norms(
@@ -206,18 +232,45 @@ def flash_norms(
 
 
 def cholesky(grams: Float[Tensor, "batch key head head"]) -> Float[Tensor, "batch key head head"]:
-    """Compute Φ with ΦΦᵀ = G in float32; a rank-deficient G is regularised by its own rounding."""
+    """Compute Φ with ΦΦᵀ = G in float32, in place in ``grams`` if that is float64.
+
+    The diagonal is enlarged by a multiple of the rounding of ``grams``, so that matrices without
+    full rank have a factor too: ‖Φᵀa‖ changes by at most the root of that multiple, relative to
+    Σ_h a_h ‖f_h‖. No device is waited for.
+    """
+    ridge = RIDGE[grams.dtype]
     factors = torch.empty(grams.shape, dtype=torch.float32, device=grams.device)
-    identity = torch.eye(grams.shape[-1], dtype=torch.float64, device=grams.device)
     for span in blocks(grams.shape[1], 4 * grams[:, 0].numel(), grams.device):
         wide = grams[:, span].double()
-        factor, failed = torch.linalg.cholesky_ex(wide)
-        if bool(failed.any()):
-            size = wide.diagonal(dim1=2, dim2=3).mean(dim=-1)[..., None, None]
-            regularised = torch.linalg.cholesky_ex(wide + 1e-12 * size * identity)[0]
-            factor = torch.where((failed != 0)[..., None, None], regularised, factor)
-        factors[:, span] = factor
+        diagonal = wide.diagonal(dim1=2, dim2=3)
+        diagonal.mul_(1 + ridge).add_(SMALLEST)  # a head whose vector is zero has a zero row
+        factors[:, span] = torch.linalg.cholesky_ex(wide)[0]
     return factors
+
+
+def factor_norms(
+    alpha: Float[Tensor, "batch head query key"],
+    factors: Sequence[Float[Tensor, "batch key head head"]],
+    scratch: Scratch | None = None,
+) -> list[Float[Tensor, "batch query key"]]:
+    """Compute ‖Φ_jᵀ a‖ for every query and key and each of several Φ, in float32."""
+    batch, heads, queries, keys = alpha.shape
+    scratch = Scratch() if scratch is None else scratch
+    count = len(factors)
+    # Computed by key first; the result is seen by query.
+    lengths = torch.empty((count, batch, keys, queries), dtype=torch.float32, device=alpha.device)
+    turned = torch.stack(list(factors), dim=2).transpose(3, 4).flatten(2, 3)  # (map head) head
+    by_key = _keys_first(alpha, scratch)
+    for span in blocks(keys, batch * heads * (count + 1) * queries // 2, alpha.device):
+        shape = (batch, span.stop - span.start, heads, queries)
+        weights = scratch.take("weights", shape, alpha, torch.float32)
+        weights = weights.copy_(by_key[:, :, span].transpose(1, 2)).flatten(0, 1)
+        width = count * heads
+        product = scratch.take("product", (len(weights), width, queries), alpha, torch.float32)
+        torch.bmm(turned[:, span].flatten(0, 1), weights, out=product)
+        squares = product.mul_(product).view(-1, count, heads, queries).sum(dim=2)
+        lengths[:, :, span] = squares.sqrt_().unflatten(0, (batch, -1)).movedim(2, 0)
+    return [norms.transpose(1, 2) for norms in lengths.unbind(0)]
 
 
 def blocks(length: int, cost: int, device: torch.device) -> Iterator[slice]:

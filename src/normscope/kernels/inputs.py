@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from normscope.foundation.shapes import Float
+from normscope.foundation.shapes import Float, Int
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,43 @@ class ScoreInputs:
 
 
 @dataclass(frozen=True, eq=False)
+class Attended:
+    """The result of ``attend``: what the weights exp2(scores − lse) are computed from."""
+
+    scores: Float[Tensor, "batch head query key"]  # in base 2, masked
+    lse: Float[Tensor, "batch head query"]  # +inf for a row that sees no key
+    own: Float[Tensor, "batch head query"] | None  # α_ii
+    gap: Float[Tensor, "batch head query"]  # of Σ_j αv to the model's, relative to Σ_j α‖v‖
+
+
+@dataclass(frozen=True, eq=False)
+class GapInputs:
+    """What tells whether an output projection, and products made of its weight, are the model's."""
+
+    merged: Float[Tensor, "batch query features"]  # what the projection read
+    output: Float[Tensor, "batch query out"]  # and made of it
+    weight: Float[Tensor, "head head_size out"]
+    bias: Float[Tensor, " out"] | None
+    chosen: Int[Tensor, "batch some"]  # the queries to compare
+    random: Float[Tensor, " features"]  # a random vector
+    probe: Float[Tensor, " out"]  # its product with the weight, when products were made of it
+    scale: Float[Tensor, ""]  # the largest number of the probe
+
+
+@dataclass(frozen=True, eq=False)
+class CellMap:
+    """One map to compute from the weights of all heads: scale · length, or ``diagonal`` at i = j.
+
+    With ``halved``, half of the mean weight and ½ at i = j.
+    """
+
+    level: int  # of the factors; −1: the mean of the weights
+    scale: Float[Tensor, "batch query"] | None = None
+    diagonal: Float[Tensor, "batch query"] | None = None
+    halved: bool = False
+
+
+@dataclass(frozen=True, eq=False)
 class RowInputs:
     """The vectors that ``row_lengths`` measures, a row for each query.
 
@@ -32,8 +69,7 @@ class RowInputs:
     too; with ``after_norm``, those after the norm that follows it.
     """
 
-    total: Float[Tensor, "row out"]  # Σ αf + b_O
-    output: Float[Tensor, "row out"]  # the model's own output
+    total: Float[Tensor, "row out"]  # Σ αf + b_O: the model's own output
     bias: Float[Tensor, " out"] | None = None  # b_O
     own: Float[Tensor, "row out"] | None = None  # Σ_h α_ii f_h(x_i)
     residual: Float[Tensor, "row out"] | None = None  # x
@@ -47,17 +83,20 @@ class RowInputs:
 
 @dataclass(frozen=True, eq=False)
 class RowLengths:
-    """The result of ``row_lengths``: a number for each row, in float64."""
+    """The result of ``row_lengths``: a number for each row."""
 
     own: Float[Tensor, " row"]  # ‖own‖
     others: Float[Tensor, " row"]  # ‖total − b_O − own‖
-    gap: Float[Tensor, " row"]  # ‖total − output‖
+    ratio: Float[Tensor, " row"]  # ‖others‖ / (‖others‖ + ‖own‖)
+    bias: Float[Tensor, " row"]  # ‖b_O‖
     # With the residual x:
     own_residual: Float[Tensor, " row"] | None = None  # ‖own + x‖
     gap_residual: Float[Tensor, " row"] | None = None  # ‖total + x − after_residual‖
+    ratio_residual: Float[Tensor, " row"] | None = None
     # After the norm, L v = γ ⊙ (v − mean v):
-    sigma: Float[Tensor, " row"] | None = None
+    weight: Float[Tensor, " row"] | None = None  # 1/σ
     own_norm: Float[Tensor, " row"] | None = None  # ‖L(own + x)‖/σ
     others_norm: Float[Tensor, " row"] | None = None  # ‖L others‖/σ
     bias_norm: Float[Tensor, " row"] | None = None  # ‖L b_O/σ + β‖
     gap_norm: Float[Tensor, " row"] | None = None  # ‖L(total + x)/σ + β − after_norm‖
+    ratio_norm: Float[Tensor, " row"] | None = None

@@ -11,12 +11,13 @@ as some hundred tokens, so they are kept as long as the module lives and its wei
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from normscope.foundation.caching import ModuleCache, tensor_state
+from normscope.foundation.caching import ModuleCache, random_vector, tensor_state
 from normscope.foundation.shapes import Float
 from normscope.kernels.gram import Linear, blocks
 from normscope.kernels.scratch import Scratch
@@ -26,6 +27,19 @@ RUN = 2  # heads multiplied at once: fewer waste less of the lower half, more ne
 
 Products = list[Tensor]  # for each run of heads: (run, head_size, later heads and their sizes)
 _PRODUCTS: ModuleCache[Products] = ModuleCache()
+
+
+@dataclass(frozen=True, eq=False)
+class KeptProducts:
+    """Products of W_O on a device, and what tells whether they are still those of the weight."""
+
+    blocks: Float[Tensor, "level head head width width"]
+    random: Float[Tensor, " features"]  # a random vector
+    probe: Float[Tensor, " out"]  # its product with the weight that they were computed from
+    scale: Float[Tensor, ""]  # the largest number of the probe
+
+
+_KEPT: ModuleCache[KeptProducts] = ModuleCache()
 
 
 def products_of(
@@ -47,6 +61,48 @@ def products_of(
         compute = functools.partial(_multiply, weight, tuple(steps))
         products.append(_PRODUCTS.get(module, tuple(state), compute, key=len(steps)))
     return products
+
+
+def kept_products(
+    module: nn.Module,
+    weight: Float[Tensor, "head head_size out"],
+    levels: Sequence[Sequence[Linear]],
+    pad: Callable[[Tensor], Tensor],
+) -> KeptProducts:
+    """Return (L W_O)(L W_O)ᵀ for each of several L in float64, kept as long as the weight is.
+
+    Writes to the weight that torch does not count (``weight.data.mul_(2)``) are not noticed here:
+    that is what the probe is for.
+    """
+    scales = scales_of(levels)
+    state = [tensor_state(tensor, contents=False) for tensor in (weight, *scales)]
+    centred = [[step.centred for step in steps] for steps in levels]
+
+    def compute() -> KeptProducts:
+        products = []
+        for steps in levels:
+            flat = weight.double()
+            for step in steps:
+                flat = step(flat)
+            flat = flat.flatten(0, 1)
+            products.append((flat @ flat.T).view(*weight.shape[:2], *weight.shape[:2]))
+        rows = weight.flatten(0, 1)
+        random = random_vector(len(rows), torch.float64, weight.device)
+        probe = random @ rows.double()
+        return KeptProducts(pad(torch.stack(products)), random, probe, probe.abs().amax())
+
+    return _KEPT.get(module, (state, centred), compute, key=len(levels))
+
+
+def scales_of(levels: Sequence[Sequence[Linear]]) -> list[Tensor]:
+    """List the scales in the steps of several L."""
+    return [step.scale for steps in levels for step in steps if step.scale is not None]
+
+
+def forget_products(model: nn.Module) -> None:
+    """Drop the products of all modules of a model."""
+    for module in model.modules():
+        _KEPT.forget(module)
 
 
 def _multiply(weight: Float[Tensor, "head head_size out"], steps: Sequence[Linear]) -> Products:

@@ -61,7 +61,9 @@ class Maps:
             spot_check=SPOT_CHECK,
             recordable=not (options.reduce or behind),
             slow=behind,
-            how=DecompositionOptions(options.ff_bias, options.memory, options.kernels),
+            how=DecompositionOptions(
+                options.ff_bias, options.memory, options.kernels, options.precision
+            ),
         )
 
     def observe(self, view: LayerView) -> dict[str, Tensor]:

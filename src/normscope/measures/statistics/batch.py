@@ -233,7 +233,7 @@ class Layer:
     @cached_property
     def block_maps(self) -> Mapping[str, Float[Tensor, "row query key"]]:
         """The maps of the 2024 paper, proved; far more expensive than everything above."""
-        view = self.view.rebuilt()
+        view = self.view.recomputed()
         names = [name for name in view.scopes if name in BLOCK_MAPS]
         if not any(SCOPES[name].behind_feed_forward for name in names):
             raise InputError(

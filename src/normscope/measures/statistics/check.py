@@ -18,7 +18,7 @@ def worst_gap(layer: Layer) -> Float[Tensor, " row"]:
     The decomposition computes α·f from the recorded weights and values, and is equal to the model's
     own output; the statistics read that output and measure lengths in another way.
     """
-    view = layer.view.rebuilt()
+    view = layer.view.recomputed()
     scopes = view.lengths(layer.scopes)
     layer.view.dtypes |= view.dtypes
     real = layer.real

@@ -75,7 +75,7 @@ class Measurer:
 class StatisticsMeasure:
     """The measure that collects the observations of several statistics in one pass."""
 
-    needs = Needs(whole_layers=True, weights=True, how=DecompositionOptions(rebuilt=False))
+    needs = Needs(whole_layers=True, weights=True, how=DecompositionOptions(maps=False))
 
     def __init__(self, statistics: Sequence[Statistic]) -> None:
         self.statistics = statistics
