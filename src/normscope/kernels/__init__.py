@@ -10,11 +10,14 @@ from normscope.kernels.gram import (
     head_vectors,
     quadratic_norms,
 )
-from normscope.kernels.inputs import RowInputs, RowLengths, ScoreInputs
+from normscope.kernels.inputs import CellLinear, CellSums, RowInputs, RowLengths, ScoreInputs
 from normscope.kernels.products import product_grams, products_of
 from normscope.kernels.scratch import Scratch
+from normscope.kernels.vectors import cell_lengths, scaled_sums, sum_over_keys
 
 __all__ = [
+    "CellLinear",
+    "CellSums",
     "Grams",
     "Kernels",
     "Linear",
@@ -22,6 +25,7 @@ __all__ = [
     "RowLengths",
     "ScoreInputs",
     "Scratch",
+    "cell_lengths",
     "cholesky",
     "flash_norms",
     "gram_matrices",
@@ -29,5 +33,7 @@ __all__ = [
     "product_grams",
     "products_of",
     "quadratic_norms",
+    "scaled_sums",
+    "sum_over_keys",
     "triton_for",
 ]

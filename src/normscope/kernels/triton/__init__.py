@@ -14,14 +14,17 @@ from normscope.kernels.triton.cells import quadratic_norms
 from normscope.kernels.triton.flash import attention_lse, flash_norms
 from normscope.kernels.triton.grams import gram_matrices
 from normscope.kernels.triton.lengths import row_lengths
+from normscope.kernels.triton.vectors import cell_lengths, scaled_sums
 
 __all__ = [
     "attention_lse",
+    "cell_lengths",
     "flash_norms",
     "gram_matrices",
     "product_cotangents",
     "quadratic_norms",
     "row_lengths",
+    "scaled_sums",
     "slope_cotangents",
     "value_cotangents",
 ]
