@@ -21,17 +21,17 @@ from normscope.kernels.inputs import CellLinear, CellSums
 @triton.jit
 @no_type_check
 def _sums(
-    weights, vectors, n_weights, n_vectors, heads, i_exists, d_exists,
-    DTYPE: tl.constexpr, BQ: tl.constexpr, BD: tl.constexpr,
+    weights, vectors, weights_h, vectors_h, i_exists, d_exists,
+    DTYPE: tl.constexpr, HEADS: tl.constexpr, BQ: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """Σ_h a_h f_h of a tile of queries and components, for one key."""
     total = tl.zeros((BQ, BD), DTYPE)
-    for _ in tl.range(0, heads, loop_unroll_factor=4):
+    for _ in tl.range(0, HEADS, loop_unroll_factor=4):
         a = tl.load(weights, i_exists, other=0.0)
         f = tl.load(vectors, d_exists, other=0.0)
         total += a[:, None] * f[None, :]
-        weights += n_weights
-        vectors += n_vectors
+        weights += weights_h
+        vectors += vectors_h
     return total
 
 
@@ -40,8 +40,8 @@ def _sums(
 def _scaled_sums(
     weights, vectors, factors, out,
     weights_b, weights_j, weights_h, vectors_b, vectors_j, vectors_h, factors_b, factors_i,
-    heads, queries, keys, size,
-    COUNT: tl.constexpr, KEYS: tl.constexpr, BQ: tl.constexpr, BD: tl.constexpr,
+    queries, keys, size, COUNT: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    BQ: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """KEYS keys of a tile of queries and components; the factors stay in registers."""
     batch = tl.program_id(2).to(tl.int64)
@@ -54,18 +54,19 @@ def _scaled_sums(
     scale = ()
     for t in tl.static_range(COUNT):
         scale += (tl.load(factors[t] + rows, inside, other=0.0),)
-    for j in range(low, tl.minimum(low + KEYS, keys)):
-        key = tl.cast(j, tl.int64)
+    for n in range(KEYS):
+        key = (low + n).to(tl.int64)
+        seen = (i < queries) & (key < keys)
         first = batch * weights_b + key * weights_j + i
         cells = ((batch * keys + key) * queries + i)[:, None] * size + d[None, :]
         vector = batch * vectors_b + key * vectors_j + d
         total = tl.zeros((BQ, BD), out.dtype.element_ty)
         for t in tl.static_range(COUNT):
             total += scale[t] * _sums(
-                weights[t] + first, vectors[t] + vector, weights_h, vectors_h, heads,
-                i < queries, d < size, out.dtype.element_ty, BQ, BD,
+                weights[t] + first, vectors[t] + vector, weights_h, vectors_h,
+                seen, (d < size) & (key < keys), out.dtype.element_ty, HEADS, BQ, BD,
             )  # fmt: skip
-        tl.store(out + cells, total, inside)
+        tl.store(out + cells, total, seen[:, None] & (d < size)[None, :])
 
 
 @triton.jit
@@ -90,7 +91,7 @@ def _lengths_of(rows):
 def _cell_lengths(
     vectors, weights, carried, branch_scale, branch_weight, after_scale, after_weight, out,
     weights_b, weights_j, weights_h, carried_b, carried_j, carried_h,
-    heads, queries, keys, size, count,
+    queries, keys, size, count, HEADS: tl.constexpr,
     BRANCH: tl.constexpr, AFTER: tl.constexpr, BRANCH_CENTRED: tl.constexpr,
     AFTER_CENTRED: tl.constexpr, TILES: tl.constexpr, BQ: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +113,7 @@ def _cell_lengths(
         rows += _sums(
             weights + batch * weights_b + key * weights_j + i,
             carried + batch * carried_b + key * carried_j + d,
-            weights_h, carried_h, heads, exists, d < size, vectors.dtype.element_ty, BQ, D,
+            weights_h, carried_h, exists, d < size, vectors.dtype.element_ty, HEADS, BQ, D,
         )  # fmt: skip
         tl.store(out + count + cells, _lengths_of(rows), exists)
         if AFTER:
@@ -144,7 +145,7 @@ def scaled_sums(
     _scaled_sums[(tiles, triton.cdiv(keys, tile["KEYS"]), batch)](
         tuple(weights), tuple(vectors), tuple(factors), out,
         *weights[0].stride()[:3], *vectors[0].stride()[:3], *factors[0].stride()[:2],
-        weights[0].shape[2], queries, keys, size, COUNT=len(sums), **tile, num_warps=4,
+        queries, keys, size, COUNT=len(sums), HEADS=weights[0].shape[2], **tile, num_warps=4,
     )  # fmt: skip
 
 
@@ -170,7 +171,7 @@ def cell_lengths(
     together = min(4, tiles)  # tiles that read a key's carried vectors again from the cache
     _cell_lengths[(triton.cdiv(tiles, together), keys, batch)](
         vectors.contiguous(), weights, added, *arrays, out, *weights.stride()[:3],
-        *added.stride()[:3], weights.shape[2], queries, keys, size, batch * keys * queries,
+        *added.stride()[:3], queries, keys, size, batch * keys * queries, HEADS=weights.shape[2],
         BRANCH=branch is not None, AFTER=after is not None,
         BRANCH_CENTRED=branch is not None and branch.centred,
         AFTER_CENTRED=after is not None and after.centred,
