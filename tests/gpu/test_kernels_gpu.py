@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
+from normscope.kernels import Scratch, cell_lengths, scaled_sums
 from tests.helpers.kernel_checks import (
     CHAINS,
     Step,
     check_cancelling,
+    check_cell_lengths,
     check_elementwise,
     check_flash,
     check_gram,
     check_quadratic,
     check_rows,
+    check_scaled_sums,
 )
 
 
@@ -77,3 +83,34 @@ def test_flash_norms_of_masks(causal: bool, masked: str) -> None:
 @pytest.mark.parametrize("count", [1, 5000])
 def test_elementwise_cotangents(count: int, dtype: torch.dtype) -> None:
     check_elementwise(count, dtype, "cuda")
+
+
+CELL_SHAPES = [(1, 1, 1, 1), (2, 13, 12, 33), (1, 9, 5, 70), (1, 2, 33, 4)]  # batch key head query
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("size", [40, 3072])
+@pytest.mark.parametrize("shape", CELL_SHAPES)
+def test_scaled_sums(
+    shape: tuple[int, int, int, int], size: int, terms: int, dtype: torch.dtype
+) -> None:
+    def compute(sums: Any, factors: Any) -> torch.Tensor:
+        return scaled_sums(sums, factors, Scratch(), "triton")
+
+    like = torch.empty((), dtype=dtype, device="cuda")
+    check_scaled_sums(shape, size, terms, like, compute)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "steps",
+    [(None, None), (None, (True, True)), ((True, False), (False, True)), ((False, True), None)],
+)
+@pytest.mark.parametrize("size", [40, 768, 5120])
+@pytest.mark.parametrize("shape", CELL_SHAPES)
+def test_cell_lengths(
+    shape: tuple[int, int, int, int], size: int, steps: Any, dtype: torch.dtype
+) -> None:
+    like = torch.empty((), dtype=dtype, device="cuda")
+    check_cell_lengths(shape, size, steps, like, partial(cell_lengths, kernels="triton"))

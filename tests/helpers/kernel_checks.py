@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.kernels import RowInputs, ScoreInputs
+from normscope.kernels import CellLinear, CellSums, RowInputs, ScoreInputs
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 kernels: Any = None
@@ -215,3 +215,70 @@ CHAINS: list[list[Step]] = [
     [(False, True), (True, True)],
     [(True, True), (False, True), (True, False)],
 ]
+
+
+def cell_sums(shape: tuple[int, int, int, int], size: int, like: Tensor) -> CellSums:
+    """Random factors: slices of larger arrays, as in a block of queries and keys."""
+    batch, keys, heads, queries = shape
+    weights = numbers(batch, keys + 1, heads, queries + 3, device=str(like.device)).to(like)
+    vectors = numbers(batch, keys + 1, heads, size, device=str(like.device)).to(like)
+    return CellSums(weights[:, 1:, :, 2:-1], vectors[:, 1:])
+
+
+def dense_sums(sums: CellSums) -> Tensor:
+    return torch.einsum("bkhq,bkho->bkqo", sums.weights.double(), sums.vectors.double())
+
+
+def check_scaled_sums(
+    shape: tuple[int, int, int, int], size: int, terms: int, like: Tensor, compute: Any
+) -> None:
+    """``compute`` is called as `normscope.kernels.scaled_sums`, without options."""
+    sums = [cell_sums(shape, size, like) for _ in range(terms)]
+    factors = [numbers(shape[0], shape[3], size, device=str(like.device)).to(like) for _ in sums]
+    expected = torch.zeros((shape[0], shape[1], shape[3], size), dtype=WIDE, device=like.device)
+    for term, factor in zip(sums, factors, strict=True):
+        expected += dense_sums(term) * factor.double().unsqueeze(1)
+    bound = 1e-13 if like.dtype == WIDE else 2e-6
+    gap = (compute(sums, factors).double() - expected).abs().max()
+    assert gap <= bound * shape[2] * expected.abs().max()
+
+
+def check_cell_lengths(
+    shape: tuple[int, int, int, int], size: int, steps: tuple[Step | None, Step | None],
+    like: Tensor, compute: Any,
+) -> None:  # fmt: skip
+    """``compute`` is called as `normscope.kernels.cell_lengths`, without options."""
+    batch, keys, _, queries = shape
+    device = str(like.device)
+    vectors = (numbers(batch, keys, queries, size, device=device) + 3).to(like)
+    carried = cell_sums(shape, size, like)
+    branch, after = (
+        step
+        and CellLinear(
+            step[0],
+            numbers(size, device=device).to(like) if step[1] else None,
+            numbers(batch, queries, device=device).abs().to(like),
+        )
+        for step in steps
+    )
+    rows = _slow_linear(vectors.double(), branch)
+    stages = [rows, rows + dense_sums(carried)]
+    stages += [] if after is None else [_slow_linear(stages[1], after)]
+    expected = torch.stack([stage.norm(dim=-1) for stage in stages])
+    lengths = compute(vectors.clone(), branch, carried, after)
+    bound = 1e-12 if like.dtype == WIDE else 1e-5
+    assert lengths.shape == expected.shape
+    assert (lengths.double() - expected).abs().max() <= bound * expected.max()
+
+
+def _slow_linear(vectors: Tensor, step: CellLinear | None) -> Tensor:
+    """Apply a linear step to every cell, one after another."""
+    mapped = vectors.clone()
+    for b, j, i in torch.cartesian_prod(*(torch.arange(n) for n in vectors.shape[:3])).view(-1, 3):
+        vector = mapped[b, j, i]
+        if step is not None:
+            vector = vector - vector.mean() if step.centred else vector
+            vector = vector if step.scale is None else vector * step.scale.double()
+            vector = vector if step.weight is None else vector * step.weight[b, i].double()
+        mapped[b, j, i] = vector
+    return mapped

@@ -73,3 +73,20 @@ def test_triton_is_torch(cases: object) -> None:
     command = [sys.executable, "-c", SCRIPT.replace("CASES", repr(cases))]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert done.stdout.strip().endswith("same"), done.stderr
+
+
+@pytest.mark.parametrize("cases", [
+    [("bert", "float64", "eager", 1e-12), ("llama", "float64", "eager", 1e-12)],
+    [("marian", "float64", "eager", 1e-12), ("olmo2", "float64", "eager", 1e-12)],
+    [("gpt2", "float32", "eager", 1e-5), ("gemma2", "float32", "eager", 1e-5)],
+], ids=lambda cases: "-".join(case[0] for case in cases))  # fmt: skip
+def test_triton_is_torch_behind_the_feed_forward(cases: object) -> None:
+    behind = 'tuple(behind_feed_forward(NAMES)) + ("attn_w",'
+    whole_maps = SCRIPT.split("    reduce = ")[0] + 'print("same")'
+    script = whole_maps.replace("CASES", repr(cases)).replace(
+        "FACTORED = (", f"FACTORED = {behind}"
+    )
+    script = "from normscope.decomposition.scopes import NAMES, behind_feed_forward" + script
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert done.stdout.strip().endswith("same"), done.stderr

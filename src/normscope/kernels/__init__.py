@@ -13,7 +13,9 @@ from normscope.kernels.gram import (
 )
 from normscope.kernels.inputs import (
     Attended,
+    CellLinear,
     CellMap,
+    CellSums,
     GapInputs,
     RowInputs,
     RowLengths,
@@ -21,10 +23,13 @@ from normscope.kernels.inputs import (
 )
 from normscope.kernels.products import product_grams, products_of
 from normscope.kernels.scratch import Scratch
+from normscope.kernels.vectors import cell_lengths, scaled_sums, sum_over_keys
 
 __all__ = [
     "Attended",
+    "CellLinear",
     "CellMap",
+    "CellSums",
     "GapInputs",
     "Grams",
     "Kernels",
@@ -33,6 +38,7 @@ __all__ = [
     "RowLengths",
     "ScoreInputs",
     "Scratch",
+    "cell_lengths",
     "cholesky",
     "factor_norms",
     "flash_norms",
@@ -41,5 +47,7 @@ __all__ = [
     "product_grams",
     "products_of",
     "quadratic_norms",
+    "scaled_sums",
+    "sum_over_keys",
     "triton_for",
 ]

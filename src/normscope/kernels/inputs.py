@@ -100,3 +100,23 @@ class RowLengths:
     bias_norm: Float[Tensor, " row"] | None = None  # ‖L b_O/σ + β‖
     gap_norm: Float[Tensor, " row"] | None = None  # ‖L(total + x)/σ + β − after_norm‖
     ratio_norm: Float[Tensor, " row"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class CellSums:
+    """The sum Σ_h a_h f_h of every cell of a block, in factored form."""
+
+    weights: Float[Tensor, "batch key head query"]  # a_h, times any factor of the query
+    vectors: Float[Tensor, "batch key head out"]  # f_h
+
+
+@dataclass(frozen=True, eq=False)
+class CellLinear:
+    """v ↦ w_i · scale ⊙ (v − mean v), or without the mean: a linear step on a cell's vector.
+
+    ``weight`` must not be negative.
+    """
+
+    centred: bool
+    scale: Float[Tensor, " out"] | None
+    weight: Float[Tensor, "batch query"] | None  # w_i

@@ -7,6 +7,7 @@ their own.
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,17 +15,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.kernels import Linear, ScoreInputs
+from normscope.kernels import Linear, ScoreInputs, Scratch, cell_lengths, scaled_sums
 from normscope.kernels.gram import gram_matrices
 from tests.helpers.kernel_checks import (
     CHAINS,
     Step,
     check_cancelling,
+    check_cell_lengths,
     check_elementwise,
     check_flash,
     check_gram,
     check_quadratic,
     check_rows,
+    check_scaled_sums,
     kernels,
     numbers,
 )
@@ -206,3 +209,33 @@ def test_flash_norms_of_any_shape(
 @pytest.mark.parametrize("count", [1, 5000])
 def test_elementwise_cotangents(count: int, dtype: torch.dtype) -> None:
     check_elementwise(count, dtype)
+
+
+CELL_SHAPES = [(1, 1, 1, 1), (2, 3, 12, 5), (1, 9, 5, 37), (1, 2, 33, 4)]  # batch key head query
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("terms", [1, 2])
+@pytest.mark.parametrize("size", [1, 40, 150])
+@pytest.mark.parametrize("shape", CELL_SHAPES)
+def test_scaled_sums(
+    shape: tuple[int, int, int, int], size: int, terms: int, dtype: torch.dtype
+) -> None:
+    def compute(sums: Any, factors: Any) -> torch.Tensor:
+        return scaled_sums(sums, factors, Scratch(), "triton")
+
+    check_scaled_sums(shape, size, terms, torch.empty((), dtype=dtype), compute)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "steps",
+    [(None, None), (None, (True, True)), ((True, False), (False, True)), ((False, True), None)],
+)
+@pytest.mark.parametrize("size", [1, 40, 2100])
+@pytest.mark.parametrize("shape", CELL_SHAPES)
+def test_cell_lengths(
+    shape: tuple[int, int, int, int], size: int, steps: Any, dtype: torch.dtype
+) -> None:
+    compute = partial(cell_lengths, kernels="triton")
+    check_cell_lengths(shape, size, steps, torch.empty((), dtype=dtype), compute)

@@ -16,10 +16,12 @@ from normscope.kernels.triton.factors import cell_norms, gram_factors, padded_pr
 from normscope.kernels.triton.flash import attention_lse, flash_norms
 from normscope.kernels.triton.grams import gram_matrices
 from normscope.kernels.triton.lengths import row_gaps, row_lengths
+from normscope.kernels.triton.vectors import cell_lengths, scaled_sums
 
 __all__ = [
     "attend",
     "attention_lse",
+    "cell_lengths",
     "cell_norms",
     "flash_norms",
     "gram_factors",
@@ -30,6 +32,7 @@ __all__ = [
     "quadratic_norms",
     "row_gaps",
     "row_lengths",
+    "scaled_sums",
     "slope_cotangents",
     "value_cotangents",
 ]
