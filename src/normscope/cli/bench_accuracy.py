@@ -58,8 +58,9 @@ def accuracy(
     options = AnalysisOptions(tuple(maps), attention=attention).checked()
     measure = Maps(model, options, Signature(model, None, {}))
     dense = DenseCells(scopes, {0, calls // 2, calls - 1})
-    # The same needs, so that the second measure changes nothing of how the first one runs.
-    second = CallbackMeasure(dense.observe, replace(measure.needs, masks=False))
+    # The same needs, so that both measures read the same view; copying cannot be recorded.
+    needs = replace(measure.needs, masks=False, recordable=False)
+    second = CallbackMeasure(dense.observe, needs)
     batch = Batch(model, dict(inputs))
     (judged,) = run(model, [batch], [measure, second], attention=attention)
     return max(dense.errors(judged.results[0]), default=None)

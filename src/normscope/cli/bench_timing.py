@@ -41,13 +41,14 @@ def run(settings: BenchSettings) -> dict[str, Any]:
     """Measure all works at all lengths; return machine, model and rows as plain data."""
     model = model_of(settings)
     limit = min(max_length_of(model.config, as_target=side) or 2**20 for side in (False, True))
-    if wrong := [tokens for tokens in settings.lengths if not 2 <= tokens <= limit]:
+    lengths = settings.lengths if settings.by_length else ()
+    if wrong := [tokens for tokens in lengths if not 2 <= tokens <= limit]:
         raise InputError(f"unknown length: {wrong[0]}; valid for this model: 2 to {limit}")
     rows: list[BenchRow] = []
     texts: list[BenchRow] = []
     tables: list[str] = []
     with torch.no_grad(), _tf32(settings.tf32):
-        for tokens in settings.lengths if settings.by_length else ():
+        for tokens in lengths:
             works = list(plan(settings, model, tokens))
             rows += _measure(settings, model, works, f"{tokens} tokens", tokens=tokens)
             if settings.profile is not None:
@@ -63,7 +64,7 @@ def run(settings: BenchSettings) -> dict[str, Any]:
             file.write("\n".join(tables).encode())
     if settings.device == "cpu":
         for row in rows:
-            if row["tokens"] == max(settings.lengths) and row["work"] in MEASURED_MEMORY:
+            if row["tokens"] == max(lengths) and row["work"] in MEASURED_MEMORY:
                 stage(f"measuring the memory of {row['work']}")
                 row["peak_mb"] = _peak_of_child(settings, row["work"], row["tokens"])
     name = settings.model if settings.model in SHAPES else identity(model)["name"]

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from torch import Tensor
 
 import normscope
@@ -284,7 +285,7 @@ def analysis(
     return call
 
 
-def read(results: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+def read(results: Sequence[Any]) -> list[NDArray[Any]]:
     """Return every array of some results as numpy, converted if that has not been done yet."""
     arrays: list[Any] = []
     for result in results:
