@@ -39,11 +39,12 @@ def test_groups_ask_for_the_maps_that_there_are(bert: str, monkeypatch: pytest.M
     assert not torch.backends.cuda.matmul.allow_tf32
     through = ("atb_ff", "atb_ff_res", "atb_ff_res_ln")
     reduced = (*bench_works.GROUPS["reduce"], "reduced")
-    assert asked == [bench_works.GROUPS["2020"], bench_works.GROUPS["2021"], through, reduced]
+    first = [bench_works.GROUPS[group] for group in ("2020", "four", "2021")]
+    assert asked == [*first, through, reduced]
     tf32 = False
     monkeypatch.setattr(bench_works, "FF_LENGTH", 7)
     rows = measure(bert, dense=False)
-    assert [*rows] == ["forward", "eager", "2020", "2021", "2024", "reduce", *ATTRIBUTION]
+    assert [*rows] == ["forward", "eager", *MAPS, *ATTRIBUTION]
     assert rows["secant"]["to_pairs"] == rows["secant"]["ms"] / rows["pairs"]["ms"]
     assert rows["2024"]["ms"] is None
     assert "--maps 2024" in rows["2024"]["note"]
@@ -57,13 +58,14 @@ def test_groups_ask_for_the_maps_that_there_are(bert: str, monkeypatch: pytest.M
     assert rows["2024"]["of_matmul"] == pytest.approx(rows["2024"]["gflops"] / speed)
 
 
+MAPS = ["2020", "four", "2021", "2024", "reduce"]
 ATTRIBUTION = ["attribute", "input × gradient", "pairs", "secant"]
 
 
 def test_what_a_model_lacks_is_left_out() -> None:
     settings = BenchSettings(dense=False)
     works = {work.name: work for work in bench_works.plan(settings, tiny_model("mixtral"), 8)}
-    assert [*works] == ["forward", "eager", "2020", "2021", "2024", "reduce", *ATTRIBUTION]
+    assert [*works] == ["forward", "eager", *MAPS, *ATTRIBUTION]
     assert works["2024"].call is None  # experts are not decomposed
     assert works["2024"].note == "the model has none of these maps"
     assert works["forward"].attention == works["2020"].attention == "sdpa"
@@ -125,8 +127,59 @@ def test_settings_are_checked() -> None:
 def test_groups_are_those_of_the_papers() -> None:
     assert bench_works.GROUPS == {
         "2020": ("attn_w", "attn_n"),
+        "four": ("attn_w", "attn_n", "attn_res_n", "attn_res_ln_n"),
         "2021": ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n"),
         "2024": ("atb_ff", "atb_ff_res", "atb_ff_res_ln", "atb_ln_ff", "atb_ln_ff_res"),
         "reduce": ("attn_n", "attn_res_n", "attn_res_ln_n"),
         "attribute": (),
+        "texts": ("attn_w", "attn_n", "attn_res_n", "attn_res_ln_n"),
     }
+
+
+def test_a_group_is_the_public_call_with_every_array_read(
+    bert: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    original = normscope.analyze_inputs
+
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        calls.append(keywords)
+        return original(*arguments, **keywords)
+
+    monkeypatch.setattr(normscope, "analyze_inputs", noting)
+    model = bench_works.model_of(BenchSettings(bert))
+    inputs = bench_works.inputs_of(model, 2, 8)
+    four = bench_works.GROUPS["four"]
+    arrays = bench_works.analysis(model, inputs, four, reduce=False)()
+    assert calls == [{"maps": four, "attention": "auto", "reduce": ()}]
+    # For each row: four maps, four mixing ratios, the bias of three maps with norms, ‖f‖.
+    assert len(arrays) == 2 * (4 + 4 + 3 + 1)
+    assert all(isinstance(array, np.ndarray) for array in arrays)
+    reduced = bench_works.analysis(model, inputs, ("attn_n",), reduce=True)()
+    assert calls[-1]["reduce"] == ("mixing_ratio", "top16")
+    assert len(reduced) >= 2 * 3
+
+
+def test_the_encoders_and_decoders_of_a_result_are_read() -> None:
+    model = tiny_model("marian")
+    inputs = bench_works.inputs_of(model, 1, 8)
+    arrays = bench_works.analysis(model, inputs, ("attn_w", "attn_n"), reduce=False)()
+    assert len(arrays) == 3 * (2 + 2 + 1 + 1)
+
+
+def test_on_a_gpu_there_are_works_on_the_card_and_in_hand(bert: str) -> None:
+    # Nothing is run on the device here: the plan alone is read, for a model on the CPU.
+    settings = BenchSettings(bert, groups=["four", "reduce"], dense=False)
+    model = bench_works.model_of(settings)
+    object.__setattr__(settings, "device", "cuda")
+    with torch.no_grad():
+        works = {work.name: work for work in bench_works.plan(settings, model, 8)}
+        names = ["four", "four in hand", "reduce", "reduce in hand"]
+        assert [*works] == ["forward", "forward, graph", "eager", *names]
+        assert [works[name].in_hand for name in names] == [False, True, False, True]
+        assert works["four"].note == "maps on the card"
+        call = works["four"].call
+        assert call is not None
+        assert call().parts  # a pass that was not fetched
+        assert works["four"].accuracy is not None
+        assert works["four"].accuracy is works["four in hand"].accuracy

@@ -25,7 +25,7 @@ class BenchArguments(CommandArguments):
     model: str | None = option(
         None,
         help="A folder, a hub name, or an architecture with random weights: bert-base, "
-        "llama-8b-layer or llama-8b-8-layers. Default: the default model.",
+        "minilm-shape, llama-8b-layer or llama-8b-8-layers. Default: the default model.",
         metavar="NAME",
     )
     dtype: str = option("float32", help="float64, float32, bfloat16 or float16.", metavar="DTYPE")
@@ -33,14 +33,21 @@ class BenchArguments(CommandArguments):
     batch: int = option(1, help="Texts per batch.", metavar="N", min=1)
     maps: str | None = option(
         None,
-        help=f"2020: {', '.join(HEAD_MAPS)}. 2021: also with the residual and its norm. 2024: "
-        "through the feed-forward. reduce: mixing ratios and top contributors, no map. "
-        "attribute: the attribution of one output. Default: all, but 2024 only up to 128 tokens.",
+        help=f"2020: {', '.join(HEAD_MAPS)}. four: also the norms with the residual and its norm. "
+        "2021: also the weights with the residual. 2024: through the feed-forward. reduce: mixing "
+        "ratios and top contributors, no map. attribute: the attribution of one output. texts: "
+        "1,000 texts of 10 to 120 tokens. Default: all but texts, 2024 only up to 128 tokens.",
         metavar="GROUP[,GROUP]",
     )
     repeats: int = option(5, help="Runs to time; the median is reported.", metavar="N", min=1)
     no_dense: bool = option(False, help="Leave out the dense form, which builds every vector.")
     tf32: bool = option(False, help="Allow TF32 in a GPU's float32 products.")
+    profile: str | None = option(
+        None,
+        help="Write what the operations of one call of each group cost to FILE (.txt), by torch's "
+        "profiler.",
+        metavar="FILE",
+    )
     output: str | None = option(
         None, names=("--json",), help="Write all numbers to FILE as JSON.", metavar="FILE"
     )
@@ -61,10 +68,19 @@ def bench(arguments: BenchArguments) -> None:
 
     Measures, in one run and on the same weights and random ids: the plain forward pass, the eager
     one with its attention weights, normscope by group of maps, and the dense form, which builds
-    every vector α·f(x). The group attribute times whole attributions and compares them with
-    input × gradient by plain autograd. Times are medians over interleaved runs. Peak memory
-    excludes the loaded model; on a CPU it is measured only for the eager pass and group 2020, at
-    the largest length.
+    every vector α·f(x). A group of maps is timed as a whole call, with checked results in numpy
+    arrays. On a GPU that is the row "in hand"; a second row leaves the maps on the card, and
+    "forward, graph" is the forward pass replayed as a CUDA graph. All ratios refer to the plain
+    forward pass.
+
+    The group attribute times whole attributions and compares them with input × gradient by plain
+    autograd. The group texts analyses 1,000 texts in one call, tokenising included, and compares it
+    with plain forward passes over the encoded texts.
+
+    Times are medians over interleaved runs. Accuracy is the largest difference of a length from its
+    dense float64 value, relative to the lengths of the vectors that are summed, at random queries
+    of three layers. Peak memory excludes the loaded model; on a CPU it is measured only for the
+    eager pass and group 2020, at the largest length.
 
     \b
     Examples:
@@ -73,6 +89,7 @@ def bench(arguments: BenchArguments) -> None:
       normscope bench --device cuda --model llama-8b-layer --dtype bfloat16 \\
                       --lengths 8192,131072 --maps reduce --no-dense
       normscope bench --model bert-base --maps attribute --no-dense
+      normscope bench --model minilm-shape --maps four,texts --profile four.txt
     """  # noqa: D301
     from normscope.cli.bench_timing import run
     from normscope.cli.bench_works import BenchSettings
@@ -80,6 +97,8 @@ def bench(arguments: BenchArguments) -> None:
 
     if arguments.output is not None:
         check_file(arguments.output, (".json",))
+    if arguments.profile is not None:
+        check_file(arguments.profile, (".txt",))
     with working(arguments.model):
         figures = run(BenchSettings(**arguments.for_python()))
     if arguments.output is not None:
@@ -102,23 +121,33 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _tables(figures: dict[str, Any]) -> Iterator[Table]:
-    """Make one table for each length."""
+    """Make one table for each length, and one for many texts."""
+    name, dtype = (figures["model"][key] for key in ("name", "dtype"))
+    for tokens in dict.fromkeys(row["tokens"] for row in figures["rows"]):
+        rows = [row for row in figures["rows"] if row["tokens"] == tokens]
+        yield _table(rows, f"{name}, {rows[0]['batch']} × {tokens} tokens, {dtype}")
+    if rows := figures.get("texts", []):
+        sizes = "{texts:,} texts of {shortest} to {longest} tokens".format(**rows[0])
+        yield _table(rows, f"{name}, {sizes}, {dtype}")
+
+
+def _table(rows: list[dict[str, Any]], title: str) -> Table:
+    """Make a table of the works of one length."""
     from rich import box
     from rich.table import Column, Table
 
-    model = figures["model"]
-    for tokens in dict.fromkeys(row["tokens"] for row in figures["rows"]):
-        rows = [row for row in figures["rows"] if row["tokens"] == tokens]
-        table = Table(
-            Column("work", no_wrap=True),
-            *(Column(title, justify="right") for title in ("ms", "× forward", "peak MB")),
-            "",
-            box=box.SIMPLE,
-            title=f"{model['name']}, {rows[0]['batch']} × {tokens} tokens, {model['dtype']}",
-            title_justify="left",
-        )
-        for row in rows:
-            values = [row[name] for name in ("ms", "ratio", "peak_mb")]
-            cells = ["–" if value is None else f"{value:,.2f}" for value in values]
-            table.add_row(row["work"], *cells, row["note"])
-        yield table
+    titles = ("ms", "× forward", "peak MB", "accuracy")
+    table = Table(
+        Column("work", no_wrap=True),
+        *(Column(column, justify="right") for column in titles),
+        "",
+        box=box.SIMPLE,
+        title=title,
+        title_justify="left",
+    )
+    for row in rows:
+        values = [row[name] for name in ("ms", "ratio", "peak_mb")]
+        cells = ["–" if value is None else f"{value:,.2f}" for value in values]
+        cells.append("–" if row["accuracy"] is None else f"{row['accuracy']:.1e}")
+        table.add_row(row["work"], *cells, row["note"])
+    return table

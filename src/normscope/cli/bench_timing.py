@@ -20,13 +20,19 @@ import torch
 import transformers
 
 import normscope
+from normscope.cli import bench_texts
+from normscope.cli.bench_profile import profiles
 from normscope.cli.bench_works import SHAPES, BenchSettings, Work, model_of, plan, shape_of
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.foundation.files import whole_file
 from normscope.foundation.progress import progress_bar, stage
 from normscope.models import identity
 from normscope.text.limits import max_length_of
 
 MEASURED_MEMORY = ("eager", "2020")  # works whose peak memory is measured on a CPU
+
+# Errors of one work that hide no other.
+FAILURES = (torch.OutOfMemoryError, ExactnessError, UnsupportedModelError)
 
 BenchRow = dict[str, Any]  # the figures of one work at one length, ready for JSON
 
@@ -35,15 +41,30 @@ def run(settings: BenchSettings) -> dict[str, Any]:
     """Measure all works at all lengths; return machine, model and rows as plain data."""
     model = model_of(settings)
     limit = min(max_length_of(model.config, as_target=side) or 2**20 for side in (False, True))
-    if wrong := [tokens for tokens in settings.lengths if not 2 <= tokens <= limit]:
+    lengths = settings.lengths if settings.by_length else ()
+    if wrong := [tokens for tokens in lengths if not 2 <= tokens <= limit]:
         raise InputError(f"unknown length: {wrong[0]}; valid for this model: 2 to {limit}")
     rows: list[BenchRow] = []
+    texts: list[BenchRow] = []
+    tables: list[str] = []
     with torch.no_grad(), _tf32(settings.tf32):
-        for tokens in settings.lengths:
-            rows += _measure(settings, model, list(plan(settings, model, tokens)), tokens)
+        for tokens in lengths:
+            works = list(plan(settings, model, tokens))
+            rows += _measure(settings, model, works, f"{tokens} tokens", tokens=tokens)
+            if settings.profile is not None:
+                tables += profiles(works, model, f"{settings.batch} × {tokens} tokens")
+        if settings.texts:
+            works, sizes = bench_texts.text_works(settings, model), bench_texts.sizes()
+            title = f"{sizes['texts']} texts"
+            texts = _measure(settings, model, works, title, **sizes)
+            if settings.profile is not None:
+                tables += profiles(works, model, title)
+    if settings.profile is not None:
+        with whole_file(settings.profile) as file:
+            file.write("\n".join(tables).encode())
     if settings.device == "cpu":
         for row in rows:
-            if row["tokens"] == max(settings.lengths) and row["work"] in MEASURED_MEMORY:
+            if row["tokens"] == max(lengths) and row["work"] in MEASURED_MEMORY:
                 stage(f"measuring the memory of {row['work']}")
                 row["peak_mb"] = _peak_of_child(settings, row["work"], row["tokens"])
     name = settings.model if settings.model in SHAPES else identity(model)["name"]
@@ -52,6 +73,7 @@ def run(settings: BenchSettings) -> dict[str, Any]:
         "machine": machine(settings.device),
         "model": {"name": name, **shape_of(model), "dtype": dtype},
         "rows": rows,
+        **({"texts": texts} if settings.texts else {}),
     }
 
 
@@ -65,22 +87,26 @@ def _tf32(allowed: bool) -> Iterator[None]:
         products.allow_tf32 = before
 
 
-def _measure(settings: BenchSettings, model: Any, works: list[Work], tokens: int) -> list[BenchRow]:
+def _measure(
+    settings: BenchSettings, model: Any, works: list[Work], description: str, **sizes: int
+) -> list[BenchRow]:
+    """Time the works in turn; return their rows, with the sizes of what they read."""
     rows: dict[str, BenchRow] = {}
     for work in works:
-        rows[work.name] = {"work": work.name, "batch": settings.batch, "tokens": tokens}
-        rows[work.name] |= {"ms": None, "ratio": None, "peak_mb": None, "note": work.note}
+        rows[work.name] = {"work": work.name, "batch": settings.batch, **sizes}
+        rows[work.name] |= {"ms": None, "ratio": None, "peak_mb": None, "accuracy": None}
+        rows[work.name] |= {"in_hand": work.in_hand, "note": work.note}
     runs: dict[Work, list[tuple[float, float | None]]] = {
         work: [] for work in works if work.call is not None
     }
     total = (settings.repeats + 1) * len(runs)
-    with progress_bar(total, unit="run", description=f"{tokens} tokens") as bar:
+    with progress_bar(total, unit="run", description=description) as bar:
         for _ in range(settings.repeats + 1):
             for work in list(runs):  # interleaved: a slow moment of the machine affects all
                 try:
                     runs[work].append(_measure_once(work, model, settings.device))
-                except (torch.OutOfMemoryError, ExactnessError, UnsupportedModelError) as error:
-                    rows[work.name]["note"] = f"{type(error).__name__}: {str(error).split('. ')[0]}"
+                except FAILURES as error:
+                    rows[work.name]["note"] = _reason(error)
                     del runs[work]
                 bar.update()
     for work, measurements in runs.items():
@@ -91,11 +117,33 @@ def _measure(settings: BenchSettings, model: Any, works: list[Work], tokens: int
         row["peak_mb"] = max((peak for _, peak in measurements if peak is not None), default=None)
         if work.operations:
             row["gflops"] = work.operations / row["ms"] / 1e6
+        _add_accuracy(row, work, model)
     _compare_with_forward(rows)
     _compare_with_matmul(rows)
     _compare_with_dense(rows)
     _compare_with_pairs(rows)
     return list(rows.values())
+
+
+def _reason(error: Exception) -> str:
+    """Return why a work could not be measured, in one sentence."""
+    return f"{type(error).__name__}: {str(error).split('. ')[0]}"
+
+
+def _add_accuracy(row: BenchRow, work: Work, model: Any) -> None:
+    """Add the error of the work's lengths against a dense float64 computation."""
+    if work.accuracy is None:
+        return
+    stage(f"comparing {work.name} with float64")
+    model.set_attn_implementation(work.attention)
+    try:
+        row["accuracy"] = work.accuracy()
+    except FAILURES as error:
+        row["note"] = _joined(row["note"], f"no accuracy: {_reason(error)}")
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(note for note in notes if note)
 
 
 def _compare_with_forward(rows: dict[str, BenchRow]) -> None:
@@ -110,7 +158,7 @@ def _compare_with_matmul(rows: dict[str, BenchRow]) -> None:
     if "gflops" in rows.get("2024", {}) and "gflops" in rows.get("matmul", {}):
         row = rows["2024"]
         row["of_matmul"] = row["gflops"] / rows["matmul"]["gflops"]
-        row["note"] = f"{row['of_matmul']:.0%} of the speed of matmul"
+        row["note"] = _joined(row["note"], f"{row['of_matmul']:.0%} of the speed of matmul")
 
 
 def _compare_with_dense(rows: dict[str, BenchRow]) -> None:
@@ -126,7 +174,7 @@ def _compare_with_dense(rows: dict[str, BenchRow]) -> None:
             ratios = (
                 f"{row['to_2020_maps']:.0f}× the 2020 maps, {row['to_2020']:.0f}× with the pass"
             )
-            row["note"] = "; ".join(part for part in (row["note"], ratios) if part)
+            row["note"] = _joined(row["note"], ratios)
 
 
 def _compare_with_pairs(rows: dict[str, BenchRow]) -> None:

@@ -1,30 +1,41 @@
 """What `normscope bench` measures, on the same weights and the same random ids.
 
 forward   the model's plain forward pass with sdpa attention, which all ratios refer to
+forward, graph  the same, recorded as a CUDA graph and replayed; on a GPU
 eager     its eager forward pass, with output_attentions=True
 2020      normscope: attention weights and norms
-2021      normscope: also with the residual and the norm after it, with mixing ratios
+four      normscope: attention weights, norms, norms with the residual and with the norm after it
+2021      normscope: also the weights with the residual, with mixing ratios
 2024      normscope: the scopes through the feed-forward
 reduce    normscope: mixing ratios and the 16 largest contributors of each token, no map kept
 attribute normscope: what made one output of each row; see `bench_attribution`
+texts     normscope: many texts of different lengths; see `bench_texts`
 matmul    one large square product, in the dtype of the feed-forward's products
 dense …   the results of 2020 (both maps, ‖f‖, mixing ratios, the error), computed by building
 every vector αf(x) from the captured α, values and W_O, in the dtype named
+
+On a CPU, a group of maps is a call of `normscope.analyze_inputs`, judged, with every array read as
+numpy. On a GPU, this is the work "2021 in hand", and "2021" leaves the maps on the card, as a plain
+forward pass does with its output; there, they are judged once and not in every run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from torch import Tensor
 
+import normscope
 from normscope.capture import AttentionMode, Capture
 from normscope.capture.layers import layers_of
+from normscope.cli.bench_accuracy import accuracy
 from normscope.cli.bench_attribution import attribution_passes
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
@@ -40,7 +51,7 @@ from normscope.decomposition.scopes import (
 from normscope.engine.batch import Batch
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import Engine, look
-from normscope.errors import InputError
+from normscope.errors import InputError, UnsupportedModelError
 from normscope.measures.maps import Maps
 from normscope.models import load
 from normscope.models.layouts import FeedForward
@@ -48,12 +59,17 @@ from normscope.models.random_inputs import random_inputs
 from normscope.results.signature import Signature
 
 ATTRIBUTE = "attribute"  # no maps, but shares of an output
+TEXTS = "texts"  # not one batch at a time: see `bench_texts`
+# Weights, and norms up to each station of the attention block.
+FOUR = (WEIGHTS, *(scope.name for scope in by_vectors(ANALYSES)))
 GROUPS: dict[str, tuple[str, ...]] = {
     "2020": HEAD_MAPS,
+    "four": FOUR,
     "2021": ANALYSES,
     "2024": tuple(behind_feed_forward(NAMES)),
     "reduce": tuple(scope.name for scope in by_vectors(ANALYSES)),
     ATTRIBUTE: (),
+    TEXTS: FOUR,
 }
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 # Architectures with random weights. The other sizes of Llama 8B are LlamaConfig's defaults.
@@ -64,8 +80,16 @@ LLAMA = {
     "vocab_size": 1000,
     "max_position_embeddings": 2**18,
 }
+MINILM = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "vocab_size": 30522,
+}
 SHAPES = {
     "bert-base": ("Bert", dict[str, int]()),
+    "minilm-shape": ("Bert", MINILM),
     "llama-8b-layer": ("Llama", LLAMA),
     "llama-8b-8-layers": ("Llama", {**LLAMA, "num_hidden_layers": 8}),
 }
@@ -85,10 +109,22 @@ class BenchSettings:
     dtype: str = "float32"
     lengths: Sequence[int] = (128, 512)
     batch: int = 1
-    groups: Sequence[str] | None = None  # None: all, but 2024 only up to FF_LENGTH tokens
+    groups: Sequence[str] | None = None  # None: all but texts, and 2024 only up to FF_LENGTH tokens
     repeats: int = 5
     dense: bool = True
     tf32: bool = False
+    profile: str | None = None  # the file for a profile of each group of maps
+
+    @property
+    def by_length(self) -> list[str]:
+        """The groups that are measured at every length."""
+        groups = GROUPS if self.groups is None else self.groups
+        return [group for group in groups if group != TEXTS]
+
+    @property
+    def texts(self) -> bool:
+        """Whether many texts are measured, too."""
+        return self.groups is not None and TEXTS in self.groups
 
     def __post_init__(self) -> None:
         devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
@@ -112,6 +148,8 @@ class Work:
     attention: str = "eager"  # every model has it
     times: int = 1  # how many layers the one measured layer stands for
     operations: int = 0  # floating-point operations, where they are known
+    in_hand: bool = False  # whether results are judged and read as numpy
+    accuracy: Callable[[], float | None] | None = None  # of lengths, against a dense computation
 
 
 def model_of(settings: BenchSettings) -> Any:
@@ -152,12 +190,14 @@ def shape_of(model: Any) -> dict[str, int]:
 def plan(settings: BenchSettings, model: Any, tokens: int) -> Iterator[Work]:
     """Yield everything to measure at one length."""
     inputs = inputs_of(model, settings.batch, tokens)
-    plain = "sdpa" if model._supports_sdpa else "eager"
+    plain = plain_attention(model)
     yield Work("forward", lambda: model(**inputs), f"{plain} attention", plain)
+    if settings.device == "cuda":
+        yield Work("forward, graph", graph_of(model, inputs), "a replayed CUDA graph", plain)
     yield Work("eager", lambda: model(**inputs, output_attentions=True))
     scopes = {name for names in available(model).values() for name in names} | {*HEAD_MAPS}
-    for group in GROUPS if settings.groups is None else settings.groups:
-        maps = [name for name in GROUPS[group] if name in scopes]
+    for group in settings.by_length:
+        maps = tuple(name for name in GROUPS[group] if name in scopes)
         if group == ATTRIBUTE:
             for name, call, note in attribution_passes(model, inputs):
                 yield Work(name, call, note, plain)
@@ -166,33 +206,115 @@ def plan(settings: BenchSettings, model: Any, tokens: int) -> Iterator[Work]:
         elif group == "2024" and settings.groups is None and tokens > FF_LENGTH:
             yield Work(group, None, f"over {FF_LENGTH} tokens only with --maps 2024")
         else:
-            operations = _ff_operations(model, settings.batch, tokens) if group == "2024" else 0
-            if operations:
-                yield _matmul(settings)
-            call = analysis(model, inputs, tuple(maps), reduce=group == "reduce")
-            yield Work(group, call, "", plain, operations=operations)
+            yield from _group_works(settings, model, inputs, group, maps)
     if settings.dense:
         yield from _dense_works(settings, model, inputs, tokens)
+
+
+def _group_works(
+    settings: BenchSettings,
+    model: Any,
+    inputs: dict[str, Tensor],
+    group: str,
+    maps: tuple[str, ...],
+) -> Iterator[Work]:
+    """Yield the works of one group of maps: in hand, and on a GPU also on the card."""
+    plain, reduce = plain_attention(model), group == "reduce"
+    operations = 0
+    if group == "2024":
+        tokens = inputs["input_ids"].shape[1]
+        operations = _ff_operations(model, settings.batch, tokens)
+    if operations:
+        yield _matmul(settings)
+
+    @cache
+    def exact() -> float | None:
+        return None if reduce else accuracy(model, inputs, maps, shape_of(model)["layers"])
+
+    name = group
+    if settings.device == "cuda":
+        call, note = on_card(model, inputs, maps, reduce=reduce), "maps on the card"
+        yield Work(group, call, note, plain, operations=operations, accuracy=exact)
+        name = f"{group} in hand"
+    call = analysis(model, inputs, maps, reduce=reduce)
+    yield Work(name, call, "", plain, operations=operations, in_hand=True, accuracy=exact)
+
+
+def plain_attention(model: Any) -> str:
+    """Return the attention of the plain forward pass."""
+    return "sdpa" if model._supports_sdpa else "eager"
+
+
+def graph_of(model: Any, inputs: dict[str, Tensor]) -> Callable[[], None]:
+    """Return a function that replays the plain forward pass, recorded at its first call."""
+    recorded: list[torch.cuda.CUDAGraph] = []
+    held: list[Any] = []  # the output, whose memory every replay writes
+
+    def replay() -> None:
+        if not recorded:
+            model(**inputs)  # what is allocated only once is allocated outside the graph
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            try:
+                with torch.cuda.graph(graph):
+                    held.append(model(**inputs))
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                torch.cuda.synchronize()
+                raise UnsupportedModelError(f"no graph of this pass: {error}") from error
+            recorded.append(graph)
+        recorded[0].replay()
+
+    return replay
 
 
 def analysis(
     model: Any, inputs: dict[str, Tensor], maps: tuple[str, ...], *, reduce: bool
 ) -> Callable[[], Any]:
-    """Return a function that runs normscope on one batch.
+    """Return a function that analyses one batch by the public call and reads all of its arrays."""
+    names = ("mixing_ratio", "top16") if reduce else ()
+    attention = "fused" if reduce else "auto"
 
-    On a GPU the maps stay there, as the outputs of a plain forward pass do.
+    def call() -> Any:
+        results = normscope.analyze_inputs(
+            model, inputs, maps=maps, attention=attention, reduce=names
+        )
+        return read(results)
+
+    return call
+
+
+def read(results: Sequence[Any]) -> list[NDArray[Any]]:
+    """Return every array of some results as numpy, converted if that has not been done yet."""
+    arrays: list[Any] = []
+    for result in results:
+        for part in result.parts.values() if result.parts else [result]:
+            arrays += [part[name] for name in part]
+            arrays += [array for by_map in part.extras.values() for array in by_map.values()]
+            if len(part):  # reductions have no map, and no ‖f‖ either
+                arrays.append(part.transformed_norm)
+    return [np.asarray(array.values) for array in arrays]
+
+
+def on_card(
+    model: Any, inputs: dict[str, Tensor], maps: tuple[str, ...], *, reduce: bool
+) -> Callable[[], Any]:
+    """Return a function that runs normscope on one batch and leaves the maps on the device.
+
+    Reductions are small and are copied to the CPU.
     """
     names = ("mixing_ratio", "top16") if reduce else ()
     attention: AttentionMode = "fused" if reduce else "auto"
     options = AnalysisOptions(maps, attention=attention, reduce=names).checked()
     engine = Engine(model, [Maps(model, options, Signature(model, None, {}))], attention)
 
-    def in_hand() -> Any:
+    def judged() -> Any:
         return engine.finish(engine.start(Batch(model, inputs)))
 
-    if next(model.parameters()).device.type == "cpu" or reduce:
-        return in_hand
-    in_hand()  # measured() alone does not check the error
+    if reduce:
+        return judged
+    judged()  # measured() alone does not check the error
     return lambda: engine.measured(Batch(model, inputs))
 
 
