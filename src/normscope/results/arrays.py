@@ -74,48 +74,39 @@ class LabelledArray:
         key_reduce: str = "sum",
         signed: bool = False,
     ) -> None:
-        is_tensor = hasattr(values, "numpy")
-        if not is_tensor:
-            values = _read_only(values)
         # Not by setattr, which a frozen dataclass refuses. What is missing is made by __getattr__.
         own = self.__dict__
-        own["_tensor" if is_tensor else "values"] = values
-        own.update(
-            axes=tuple(axes),
-            tokens=dict(tokens),
-            name=name,
-            key_reduce=key_reduce,
-            signed=signed,
-            _shape=tuple(values.shape),
-            _dtype=_numpy_dtype(values.dtype),
-            _own_labels={},
-        )
-        if own["_dtype"] is None:
+        if hasattr(values, "numpy"):
+            own["_tensor"] = values
+        else:
+            own["values"] = values = _read_only(values)
+        own["axes"] = axes = tuple(axes)
+        own["tokens"] = tokens = dict(tokens)
+        own["name"], own["key_reduce"], own["signed"] = name, key_reduce, signed
+        own["_shape"] = shape = tuple(values.shape)
+        own["_dtype"] = dtype = _numpy_dtype(values.dtype)
+        own["_own_labels"] = {}
+        places = _places(axes)
+        if dtype is None:
             wrong = str(values.dtype).removeprefix("torch.")
             raise InputError(f"{name!r} has dtype {wrong}; valid: {', '.join(DTYPES)}")
-        self._check(labels)
-
-    def _check(self, labels: Mapping[str, Sequence[int]] | None) -> None:
-        """Raise InputError for axes, labels or tokens that do not fit the array."""
-        axes, tokens, shape = self.axes, self.tokens, self.shape
-        places = _places(axes)
         if places is None or len(axes) != len(shape):
             raise InputError(
-                f"{self.name!r} has shape {shape} and axes {axes}; give one name per "
+                f"{name!r} has shape {shape} and axes {axes}; give one name per "
                 f"dimension, those of {AXES} first and in that order"
             )
         if not _need_tokens(axes) <= tokens.keys() <= places.keys():
             raise InputError(
-                f"{self.name!r} has axes {axes} and tokens for {sorted(tokens)}; give tokens for "
+                f"{name!r} has axes {axes} and tokens for {sorted(tokens)}; give tokens for "
                 "those of query and key that it has"
             )
-        if self.key_reduce not in ("sum", "mean"):
-            raise InputError(f"key_reduce is {self.key_reduce!r}; valid: 'sum', 'mean'")
+        if key_reduce not in ("sum", "mean"):
+            raise InputError(f"key_reduce is {key_reduce!r}; valid: 'sum', 'mean'")
         if labels:
-            self.__dict__["_own_labels"] = self._check_labels(labels)
+            own["_own_labels"] = self._check_labels(labels)
         for axis, along in tokens.items():
             if len(along.strings) != (size := shape[places[axis]]):
-                raise InputError(f"{self.name!r} has {size} {axis} entries but {len(along)} tokens")
+                raise InputError(f"{name!r} has {size} {axis} entries but {len(along)} tokens")
 
     def _check_labels(self, labels: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Return those labels that do not count from 0; raise InputError for labels that differ."""
