@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
@@ -131,3 +134,91 @@ def test_a_feed_forward_in_pieces_is_refused_by_name() -> None:
     assert result.error["attn_res_ln_n"] < 1e-11
     with pytest.raises(UnsupportedModelError, match=r"layer\.0 .* 2 at a time.*chunk_size"):
         normscope.analyze_inputs(model, inputs, maps=["atb_ff_res_ln"])
+
+
+# ---- rows of a batch
+
+
+MAPS = ("attn_w", "attn_n", "attn_res_ln_n")
+
+
+def padded(*masks: str) -> dict[str, torch.Tensor]:
+    """Rows of ids with these masks, such as "1110"."""
+    mask = torch.tensor([[int(mark) for mark in row] for row in masks])
+    return {"input_ids": ids(*mask.shape), "attention_mask": mask}
+
+
+def test_rows_are_views_of_one_tensor_and_padding_is_cut_without_a_copy() -> None:
+    inputs = padded("111111", "111100", "001111", "110011")
+    whole, right, left, gap = normscope.analyze_inputs(bert(), inputs, maps=MAPS)
+    for name, array in whole._arrays().items():
+        storage = array.tensor.untyped_storage().data_ptr()
+        for row in (right, left):
+            part = row._arrays()[name]
+            assert part.tensor.untyped_storage().data_ptr() == storage, name
+            assert np.shares_memory(part.values, part.tensor.numpy())
+            assert not np.shares_memory(part.values, array.values)
+        assert gap._arrays()[name].tensor.untyped_storage().data_ptr() != storage
+    assert right["attn_n"].shape == left["attn_n"].shape == gap["attn_n"].shape == (2, 4, 4)
+    assert whole["attn_n"].to_numpy().flags.writeable
+
+
+def test_rows_have_the_numbers_of_their_real_positions() -> None:
+    model, inputs = bert(), padded("111111", "111100", "001111", "110011")
+    rows = normscope.analyze_inputs(model, inputs, maps=MAPS)
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        own = torch.stack(model(**inputs, output_attentions=True).attentions)
+    for row, result in enumerate(rows):
+        real = inputs["attention_mask"][row].bool()
+        expected = own[:, row].mean(dim=1)[:, real][:, :, real]
+        assert_allclose(result["attn_w"].values, expected.numpy(), rtol=1e-12, atol=0)
+        assert result.tokens.ids == tuple(inputs["input_ids"][row][real].tolist())
+        for array in result._arrays().values():
+            assert array.shape[array.axes.index("key" if "key" in array.axes else "query")] == (
+                int(real.sum())
+            )
+
+
+def test_a_later_call_leaves_earlier_results_as_they_are() -> None:
+    model, inputs = bert(), padded("111111", "111100")
+    rows = normscope.analyze_inputs(model, inputs, maps=MAPS)
+    copies = [{n: a.to_numpy() for n, a in row._arrays().items()} for row in rows]
+    other = {**inputs, "input_ids": inputs["input_ids"].flip(1)}
+    normscope.analyze_inputs(model, other, maps=MAPS)
+    for row, copied in zip(rows, copies, strict=True):
+        for name, array in row._arrays().items():
+            assert_array_equal(array.values, copied[name])
+
+
+def test_views_are_saved_and_pickled_with_their_own_numbers(tmp_path: Path) -> None:
+    _, row = normscope.analyze_inputs(bert(), padded("111111", "011110"), maps=MAPS)
+    assert not row["attn_n"].values.flags.c_contiguous
+    row.save(tmp_path / "row.safetensors")
+    loaded = normscope.load(tmp_path / "row.safetensors")
+    assert loaded == row == pickle.loads(pickle.dumps(row))
+    assert_array_equal(loaded["attn_n"].values, row["attn_n"].to_numpy())
+    assert row.to_dict() == loaded.to_dict()
+    assert row.to_pandas().equals(loaded.to_pandas())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_arrays_have_the_precision_of_the_model(dtype: torch.dtype) -> None:
+    (row,) = normscope.analyze_inputs(bert().to(dtype), padded("111111"), maps=MAPS)
+    assert {array.tensor.dtype for array in row._arrays().values()} == {dtype}
+
+
+@pytest.mark.parametrize("mask", ["111110", "011111", "110111", "111111"])
+def test_the_residual_follows_the_real_keys(mask: str) -> None:
+    """In cross-attention it is the column after all keys, padding included."""
+    model: Any = tiny_model("bart")
+    inputs = {**tiny_inputs("bart", batch=1), **padded(mask)}
+    inputs["input_ids"] = inputs["input_ids"] % model.config.vocab_size
+    (result,) = normscope.analyze_inputs(model, inputs, maps=["attn_n", "attn_res_n"])
+    array = result.cross["attn_res_n"]
+    assert array.tokens["key"].strings[-1] == "residual"
+    assert array.shape[-1] == mask.count("1") + 1
+    real = [at for at, mark in enumerate(mask) if mark == "1"]
+    assert_array_equal(array.values[..., :-1], result.cross["attn_n"].values)
+    assert result.cross.key_tokens.ids == tuple(inputs["input_ids"][0, real].tolist())
+    assert (array.values[..., -1] > 0).all()

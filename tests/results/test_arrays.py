@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import sys
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from normscope.errors import InputError, MissingExtraError
 from normscope.results.arrays import LabelledArray, merge_words, take
@@ -86,6 +88,119 @@ def test_values_cannot_be_written_to_and_the_callers_array_still_can() -> None:
     free = array.to_numpy()
     free[0, 0, 0] = 8
     assert array[0, 0, 0] == 7
+
+
+# ---- arrays of tensors
+
+
+class Unread:
+    """Stands for a tensor, and counts how often it is converted."""
+
+    def __init__(self, values: np.ndarray[Any, Any]) -> None:
+        self.values, self.shape, self.dtype = values, values.shape, values.dtype
+        self.conversions = 0
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        self.conversions += 1
+        return self.values
+
+
+def of_tensor(tensor: Any, **more: Any) -> LabelledArray:
+    both = {"query": CATS, "key": CATS}
+    return LabelledArray(tensor, ("layer", "query", "key"), both, name="attn_n", **more)
+
+
+def test_a_tensor_is_read_without_a_copy_and_cannot_be_written_to() -> None:
+    tensor = torch.from_numpy(numbered(3, 5, 5))
+    array = of_tensor(tensor)
+    assert np.shares_memory(array.values, tensor.numpy())
+    assert array.values is array.values
+    assert not array.values.flags.writeable
+    assert array == square()
+    assert array.tensor.data_ptr() == tensor.data_ptr()
+    array.tensor.unsqueeze_(0)  # changes the caller's tensor alone
+    assert array.tensor.shape == (3, 5, 5)
+    assert not np.shares_memory(array.to_numpy(), tensor.numpy())
+
+
+def test_a_tensor_is_converted_when_its_values_are_first_read() -> None:
+    unread = Unread(numbered(3, 5, 5))
+    array = of_tensor(unread)
+    facts = (array.shape, array.ndim, array.dtype)
+    assert facts == ((3, 5, 5), 3, np.dtype("float64"))
+    assert type(array.shape) is tuple
+    assert array.labels["layer"] == (0, 1, 2)
+    assert "layer=3" in repr(array)
+    assert array != of_tensor(Unread(numbered(4, 5, 5)))
+    assert unread.conversions == 0
+    assert array[1, 0, 0] == 25
+    assert array.sum() == 74 * 75 / 2
+    assert unread.conversions == 1
+    assert array.tensor.tolist() == numbered(3, 5, 5).tolist()
+
+
+def test_labels_are_made_when_they_are_first_read() -> None:
+    array = square()
+    assert "labels" not in vars(array)
+    assert array == LabelledArray(
+        array.values, array.axes, array.tokens, {"layer": (0, 1, 2)}, "attn_n"
+    )
+    assert "labels" not in vars(array)
+    assert array.labels["key"] == (0, 1, 2, 3, 4)
+    assert "labels" in vars(array)
+
+
+def test_the_tensor_of_a_numpy_array_shares_its_memory() -> None:
+    """Also after selecting and replacing, which leave read-only arrays: torch warns of those."""
+    values = numbered(3, 5, 5)
+    array = of_tensor(values)
+    assert np.shares_memory(array.tensor.numpy(), values)
+    renamed = dataclasses.replace(array, name="attn_w")
+    assert renamed.name == "attn_w"
+    assert np.shares_memory(renamed.tensor.numpy(), values)
+    layer = array.sel(layer=1)
+    assert np.shares_memory(layer.tensor.numpy(), values)
+    assert layer.tensor.tolist() == values[1].tolist()
+    assert of_tensor(values[::-1]).tensor.tolist() == values[::-1].tolist()
+
+
+def test_a_tensor_keeps_its_precision_and_others_are_refused() -> None:
+    for dtype in ("float16", "float32", "float64", "int64"):
+        array = of_tensor(torch.zeros(3, 5, 5, dtype=getattr(torch, dtype)))
+        assert array.dtype == array.values.dtype == np.dtype(dtype)
+    with pytest.raises(InputError, match="dtype bfloat16; valid: float16, float32"):
+        of_tensor(torch.zeros(3, 5, 5, dtype=torch.bfloat16))
+    with pytest.raises(InputError, match=r"shape \(3, 5\) and axes"):
+        of_tensor(torch.zeros(3, 5))
+    with pytest.raises(InputError, match="4 query entries but 5 tokens"):
+        of_tensor(torch.zeros(3, 4, 5))
+    assert of_tensor(torch.zeros(3, 5, 5, requires_grad=True)).values.sum() == 0
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))]
+)
+def test_copies_and_pickles_of_a_view_hold_its_numbers_alone(duplicate: Any) -> None:
+    batch = torch.zeros(100, 3, 6, 6, dtype=torch.float64)
+    view = batch[7, :, :5, 1:]
+    view.copy_(torch.from_numpy(numbered(3, 5, 5)))
+    array = of_tensor(view)
+    assert len(pickle.dumps(array)) < 3000
+    again = duplicate(array)
+    assert again == array == square()
+    assert not again.values.flags.writeable
+
+
+def test_a_view_is_selected_merged_summed_and_listed_as_a_contiguous_array() -> None:
+    view = torch.from_numpy(numbered(3, 5, 7))[:, :, 1:6]
+    array, plain = of_tensor(view), of_tensor(view.numpy().copy())
+    assert not array.values.flags.c_contiguous
+    assert array == plain
+    assert array.sel(query="cat", key=[0, 2]) == plain.sel(query="cat", key=[0, 2])
+    assert array.words() == plain.words()
+    assert array.sum("key") == plain.sum("key")
+    assert array.to_pandas().equals(plain.to_pandas())
+    assert array.to_xarray().equals(plain.to_xarray())
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))])

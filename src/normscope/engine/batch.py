@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,6 +41,7 @@ class Batch:
         self.model, self._inputs, self.row_tokens = model, inputs, tokens
         self.host = inputs if host is None else host
         self.memo: dict[Any, Any] = {}  # what measures computed for this batch
+        self._on_cpu: dict[str, Tensor | None] = {}
         config: Any = getattr(model, "config", None)
         self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
         self.padded = self._check_masks()
@@ -98,15 +98,22 @@ class Batch:
         """Return whether any position is padding; raise InputError for a row of padding alone."""
         padded = False
         for name in MASKS:
-            mask = _rows(self.host, name)
+            mask = self._host_rows(name)
             if mask is None:
                 continue
-            real = mask.cpu().bool()
+            real = mask.bool()
             if not bool(real.any(dim=1).all()):
                 row = int((~real.any(dim=1)).nonzero()[0])
                 raise InputError(f"row {row} of {name} is all zero: it has no real position")
             padded = padded or not bool(real.all())
         return padded
+
+    def _host_rows(self, name: str) -> Tensor | None:
+        """Return ids or a mask on the CPU, (row, position), from a GPU copied once for all rows."""
+        if name not in self._on_cpu:
+            rows = _rows(self.host, name)
+            self._on_cpu[name] = None if rows is None else rows.cpu()
+        return self._on_cpu[name]
 
     def role(self, stack: str) -> str:
         """Return "decoder" for the decoder of an encoder–decoder model, otherwise ""."""
@@ -137,10 +144,10 @@ class Batch:
                     f"{int(real.sum())} real ones ({len(real)} with padding)"
                 )
             return tokens
-        ids = _rows(self.host, "decoder_input_ids" if role else "input_ids")
+        ids = self._host_rows("decoder_input_ids" if role else "input_ids")
         if ids is not None and ids.shape[-1] == len(real) and not is_vision(stack):
-            kept = ids[row].cpu().numpy()[real].tolist()
-            return replace(named([str(i) for i in kept]), ids=tuple(kept))
+            kept = ids[row].numpy()[real].tolist()
+            return named(kept, ids=tuple(kept))
         return named([f"position {i}" for i in np.flatnonzero(real)])
 
 
@@ -154,11 +161,11 @@ def _rows(inputs: Mapping[str, Any], name: str) -> Tensor | None:
     return tensor if tensor.dim() == 2 else None
 
 
-def named(strings: Sequence[str]) -> Tokens:
+def named(strings: Iterable[object], ids: tuple[int, ...] | None = None) -> Tokens:
     """Return tokens with these names, each a word of its own."""
-    names = tuple(str(name) for name in strings)
+    names = tuple(map(str, strings))
     each = tuple(range(len(names)))
-    return Tokens(names, None, (False,) * len(names), names, word_of=each, words=names)
+    return Tokens(names, ids, (False,) * len(names), names, word_of=each, words=names)
 
 
 def with_residual(tokens: Tokens) -> Tokens:

@@ -41,7 +41,6 @@ class Observed:
     dtypes: list[set[torch.dtype]]
     queries: NDArray[np.bool_]  # (row, position): which are real
     keys: NDArray[np.bool_]
-    pinned: bool  # whether the arrays are in pinned memory, which is scarce
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         """Return the observations of all layers in one array, (row, layer, …)."""
@@ -49,6 +48,14 @@ class Observed:
         if isinstance(array, list):
             return np.stack([by_row.numpy() for by_row in array], axis=1)
         return array.numpy()
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the observations of all layers in one tensor, (row, layer, …), without a copy.
+
+        It belongs to this pass alone. On a machine with a GPU its memory is pinned.
+        """
+        array = self.arrays[name]
+        return torch.from_numpy(self[name]) if isinstance(array, list) else array
 
     def lists(self, name: str) -> list[NDArray[Any]]:
         """Return the observations by layer; layers may differ in size."""

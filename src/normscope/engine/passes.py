@@ -6,7 +6,7 @@ there after it has been judged. A recorded pass can be replayed with other input
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from normscope.capture import Capture
 from normscope.decomposition.cells import Positions
 from normscope.engine.batch import Batch
 from normscope.engine.measure import Observed, Part
+from normscope.engine.transfer import Transfer
 
 
 @dataclass(eq=False)
@@ -40,6 +41,20 @@ class PartRecord:
             self._placed[key] = Positions(moved.queries, moved.keys, every)
         return self._placed[key]
 
+    def converted(self, function: Callable[[Tensor], Tensor]) -> PartRecord:
+        """Return a record with a function applied to all tensors but the observations."""
+        return PartRecord(
+            Positions(function(self.positions.queries), function(self.positions.keys)),
+            self.layers,
+            self.dtypes,
+            gaps=[
+                {name: [function(gap) for gap in by_layer] for name, by_layer in gaps.items()}
+                for gaps in self.gaps
+            ],
+            blocked=[None if b is None else function(b) for b in self.blocked],
+            leaked=[None if x is None else (function(x[0]), function(x[1])) for x in self.leaked],
+        )
+
 
 class Pass:
     """One forward pass: the observations of the measures, on the device or being copied."""
@@ -51,9 +66,8 @@ class Pass:
         self.stopped: set[int] = set()  # measures that need nothing more of this pass
         # The last mask, and the queries that it blocks.
         self._mask: tuple[Tensor | None, Tensor | None] = None, None
-        self._home: dict[Part, PartRecord] = {}
+        self._transfer = Transfer()
         self._stacked: dict[Part, list[dict[str, Tensor | list[Tensor]]]] = {}
-        self._arriving: list[torch.cuda.Event] = []
 
     def record_of(self, captured: Capture) -> PartRecord:
         """Return the record of the part that an attention call belongs to."""
@@ -109,49 +123,49 @@ class Pass:
 
     def fetch(self) -> Pass:
         """Start copying everything to the CPU, and return the pass without waiting."""
-        for part, record in self.parts.items():
-            self._stacked[part] = [
-                {name: _stack(tensors) for name, tensors in noted.items()} for noted in record.noted
+        transfer = self._transfer
+        stacked = {
+            part: [
+                {name: _add_layers(transfer, layers) for name, layers in noted.items()}
+                for noted in record.noted
             ]
-            self._home[part] = PartRecord(
-                Positions(_home(record.positions.queries), _home(record.positions.keys)),
-                record.layers,
-                record.dtypes,
-                gaps=[
-                    {
-                        name: [_home(torch.stack(_fill(by_layer, len(record.layers), by_layer[0])))]
-                        for name, by_layer in gaps.items()
-                    }
-                    for gaps in record.gaps
-                ],
-                blocked=[None if b is None else _home(b) for b in record.blocked],
-                leaked=[None if x is None else (_home(x[0]), _home(x[1])) for x in record.leaked],
-            )
-        devices = {record.positions.queries.device for record in self.parts.values()}
-        self._arriving = [
-            torch.cuda.current_stream(device).record_event()
-            for device in devices
-            if device.type == "cuda"
-        ]
+            for part, record in self.parts.items()
+        }
+        for record in self.parts.values():
+            record.converted(transfer.add)
+        transfer.start()
+        copy = transfer.__getitem__
+        self._stacked = {
+            part: [
+                {
+                    name: [copy(t) for t in noted] if isinstance(noted, list) else copy(noted)
+                    for name, noted in by_name.items()
+                }
+                for by_name in by_measure
+            ]
+            for part, by_measure in stacked.items()
+        }
+        # This also frees the tensors on the device, except those that are still being copied.
+        self.parts = {part: record.converted(copy) for part, record in self.parts.items()}
         return self
 
     def wait(self) -> None:
         """Wait until everything is on the CPU."""
-        for arriving in self._arriving:
-            arriving.synchronize()
-        self.parts = self._home
+        self._transfer.wait()
 
     def observed(self, measure: int) -> dict[Part, Observed]:
         """Return the observations of one measure, by part."""
         return {
             part: Observed(
                 self._stacked[part][measure],
-                {name: gaps.numpy() for name, (gaps,) in record.gaps[measure].items()},
+                {
+                    name: torch.stack(_fill(list(gaps), len(record.layers), gaps[0])).numpy()
+                    for name, gaps in record.gaps[measure].items()
+                },
                 record.layers,
                 record.dtypes,
                 record.positions.queries.numpy(),
                 record.positions.keys.numpy(),
-                pinned=bool(self._arriving),
             )
             for part, record in self.parts.items()
         }
@@ -182,19 +196,14 @@ def _fill(by_layer: list[Tensor], count: int, like: Tensor) -> list[Tensor]:
     return by_layer
 
 
-def _stack(tensors: Sequence[Tensor]) -> Tensor | list[Tensor]:
-    """Stack layers of equal shape, (row, layer, …): the numbers of one row are contiguous."""
-    if len({tensor.shape for tensor in tensors}) == 1 and tensors[0].dim():
-        return _home(torch.stack(list(tensors), dim=1))
-    return [_home(tensor) for tensor in tensors]
+def _add_layers(transfer: Transfer, layers: Sequence[Tensor]) -> Tensor | list[Tensor]:
+    """Add layers of equal shape as a stack, (row, layer, …): the numbers of one row are contiguous.
 
-
-def _home(tensor: Tensor) -> Tensor:
-    """Return a tensor on the CPU; from a GPU it is copied to pinned memory in the background."""
-    if not tensor.is_cuda:
-        return tensor.cpu()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+    Layers of other shapes are added one by one.
+    """
+    if len({layer.shape for layer in layers}) == 1 and layers[0].dim():
+        return transfer.add_stack(layers)
+    return [transfer.add(layer) for layer in layers]
 
 
 def _leaked(

@@ -193,7 +193,8 @@ def analyze_inputs(
     measure = Maps(model, options, _signature(model, None, options))
     try:
         moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        (judged,) = run(model, [Batch(model, moved, known)], [measure], attention=options.attention)
+        batch = Batch(model, moved, known, host=inputs)
+        (judged,) = run(model, [batch], [measure], attention=options.attention)
     except torch.OutOfMemoryError as error:
         raise out_of_memory("this batch: give fewer rows at once") from error
     results: list[Contributions] = judged.results[0]

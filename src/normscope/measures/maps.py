@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -137,16 +137,12 @@ class Maps:
             )
         names = part_names(list(parts))
         count = _count_rows(batch, {names[part]: o for part, o in parts.items()})
-        arrays = {
-            part: {key: observed[key] for key in observed.arrays}
-            for part, observed in parts.items()
+        rows = {
+            names[part]: _PartRows(self, batch, part, observed) for part, observed in parts.items()
         }
         results = []
         for row in range(count):
-            by_name = {
-                names[part]: self._row(batch, part, observed, arrays[part], row, signature)
-                for part, observed in parts.items()
-            }
+            by_name = {name: part.result(row, signature) for name, part in rows.items()}
             results.append(
                 next(iter(by_name.values()))
                 if len(by_name) == 1
@@ -154,86 +150,142 @@ class Maps:
             )
         return results
 
-    def _row(
-        self,
-        batch: Batch,
-        part: Part,
-        observed: Observed,
-        arrays: Mapping[str, NDArray[Any]],
-        row: int,
-        signature: Signature,
-    ) -> Contributions:
-        """Return one row of one part."""
-        stack, kind = part
-        queries, keys = observed.queries[row], observed.keys[row]
-        query_tokens = batch.query_tokens(stack, queries, row)
+    def axes(self, kind: str) -> tuple[str, ...]:
+        """Return the axes of an observed array of this kind."""
+        if kind == "map":
+            return ("layer", *(["head"] if self.heads == "each" else []), "query", "key")
+        return ("layer", "head", "key") if kind == "transformed_norm" else KEPT[kind]
+
+
+@dataclass(frozen=True)
+class _Column:
+    """One array of all rows: its kind ("map", "mixing_ratio", …), map, axes and tensors."""
+
+    kind: str
+    map_name: str
+    axes: tuple[str, ...]
+    rows: tuple[Tensor, ...]  # views of the batch's tensor
+
+
+class _PartRows:
+    """The results of the rows of one part; their arrays are views of the batch's tensors."""
+
+    def __init__(self, measure: Maps, batch: Batch, part: Part, observed: Observed) -> None:
+        self.measure, self.batch = measure, batch
+        self.stack, self.kind = part
+        self.queries, self.keys = observed.queries, observed.keys
+        self.query_spans, self.key_spans = _spans(observed.queries), _spans(observed.keys)
+        self.categories = named([*(measure.options.categories or {}), OTHER])
+        self.error = {name: gaps.max(axis=0).tolist() for name, gaps in observed.gaps.items()}
+        # Arrays of the same shape lose the same padding.
+        self.columns: dict[tuple[Any, ...], list[_Column]] = {}
+        for key in observed.arrays:
+            tensor = observed.tensor(key)
+            kind, map_name = key.split("/")
+            axes = measure.axes(kind)
+            column = _Column(kind, map_name, axes, tensor.unbind(0))
+            self.columns.setdefault((axes, tuple(tensor.shape[1:])), []).append(column)
+
+    def result(self, row: int, signature: Signature) -> Contributions:
+        """Return the result of one row."""
+        query_tokens = self.batch.query_tokens(self.stack, self.queries[row], row)
         key_tokens = query_tokens
-        if kind != "self":
-            key_tokens = batch.key_tokens(stack, kind, keys, row)
-        labels = _RowLabels(query_tokens, key_tokens, queries, keys, observed.pinned)
-        map_axes = ("layer", *(["head"] if self.heads == "each" else []), "query", "key")
-        maps: dict[str, LabelledArray] = {}
-        extras: dict[str, dict[str, LabelledArray]] = {}
-        norm: LabelledArray | None = None
-        for key, array in arrays.items():
-            what, name = key.split("/")
-            if what == "map":
-                maps[name] = labels.array(array[row], map_axes, name)
-            elif what == "transformed_norm":
-                norm = labels.array(array[row], ("layer", "head", "key"), what, reduce="mean")
-            else:
-                extras.setdefault(what, {})[name] = labels.array(
-                    array[row], KEPT[what], what, reduce="mean", categories=self._categories()
-                )
-        if self.options.reduce:
-            extras = _reductions(extras, self.options.reduce, keys)
-        error = {name: float(gaps[:, row].max()) for name, gaps in observed.gaps.items()}
-        maps = {name: maps[name] for name in self.maps if name in maps}
-        return Contributions(maps, norm, query_tokens, key_tokens, error, signature, extras=extras)
+        if self.kind != "self":
+            key_tokens = self.batch.key_tokens(self.stack, self.kind, self.keys[row], row)
+        kinds: dict[str, dict[str, LabelledArray]] = {}
+        for (axes, shape), columns in self.columns.items():
+            cut = self._cut(row, query_tokens, key_tokens, axes, shape)
+            for column in columns:
+                kinds.setdefault(column.kind, {})[column.map_name] = cut.array(column, row)
+        computed = kinds.pop("map", {})
+        maps = {name: computed[name] for name in self.measure.maps if name in computed}
+        norm = kinds.pop("transformed_norm", {}).get("")
+        if self.measure.options.reduce:
+            kinds = _reductions(kinds, self.measure.options.reduce, self.keys[row])
+        error = {name: gaps[row] for name, gaps in self.error.items()}
+        return Contributions(maps, norm, query_tokens, key_tokens, error, signature, extras=kinds)
 
-    def _categories(self) -> Tokens:
-        return named([*(self.options.categories or {}), OTHER])
-
-
-class _RowLabels:
-    """The tokens of one row of one part, and which of its positions are real."""
-
-    def __init__(
+    def _cut(
         self,
+        row: int,
         query_tokens: Tokens,
         key_tokens: Tokens,
-        queries: NDArray[np.bool_],
-        keys: NDArray[np.bool_],
-        pinned: bool,
-    ) -> None:
-        self.tokens = {"query": query_tokens, "key": key_tokens}
-        self.real = {"query": queries, "key": keys}
-        self.pinned = pinned
-
-    def array(
-        self,
-        values: NDArray[Any],
         axes: tuple[str, ...],
-        name: str,
-        *,
-        reduce: str = "sum",
-        categories: Tokens | None = None,
-    ) -> LabelledArray:
-        """Return an array without its padding, with the tokens of its axes."""
-        tokens: dict[str, Tokens] = {}
-        for place, axis in enumerate(axes):
-            if axis == "category" and categories is not None:
-                tokens[axis] = categories
-            if axis not in self.real:
-                continue
-            real, labels = self.real[axis], self.tokens[axis]
-            if values.shape[place] > len(real):  # the residual's column
-                real, labels = np.append(real, True), with_residual(labels)
-            values = values if real.all() else values.compress(real, axis=place)
-            tokens[axis] = labels
-        # Pinned memory is scarce and is released after this batch, so copy from it.
-        values = np.array(values) if self.pinned else np.ascontiguousarray(values)
-        return LabelledArray(values, axes, tokens, name=name, key_reduce=reduce)
+        shape: tuple[int, ...],
+    ) -> _Cut:
+        """Return how the padding of one row is removed from arrays of this shape."""
+        cut = _Cut()
+        for place, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+            if axis == "query":
+                cut.along(place, axis, self.query_spans[row], query_tokens)
+            elif axis == "key" and size == self.keys.shape[1]:
+                cut.along(place, axis, self.key_spans[row], key_tokens)
+            elif axis == "key":  # there is one more column, for the residual
+                span = self.key_spans[row].extended(self.keys.shape[1])
+                cut.along(place, axis, span, with_residual(key_tokens))
+            elif axis == "category":
+                cut.tokens[axis] = self.categories
+        return cut
+
+
+class _Cut:
+    """Removes padding from the arrays of one row, and adds the tokens of their axes."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[str, Tokens] = {}
+        self.slices: tuple[slice, ...] = ()
+        self.indices: list[tuple[int, Tensor]] = []
+
+    def along(self, place: int, axis: str, span: _Span, tokens: Tokens) -> None:
+        """Keep the real positions along an axis."""
+        self.tokens[axis] = tokens
+        if span.indices is not None:
+            self.indices.append((place, torch.from_numpy(span.indices)))
+        elif span.padded:
+            whole = (slice(None),) * (place - len(self.slices))
+            self.slices = (*self.slices, *whole, slice(span.start, span.end))
+
+    def array(self, column: _Column, row: int) -> LabelledArray:
+        """Return one row of an array; a view if its real positions are consecutive."""
+        tensor = column.rows[row]
+        if self.slices:
+            tensor = tensor[self.slices]
+        for place, indices in self.indices:
+            tensor = tensor.index_select(place, indices)
+        if column.kind == "map":
+            return LabelledArray(tensor, column.axes, self.tokens, name=column.map_name)
+        return LabelledArray(tensor, column.axes, self.tokens, name=column.kind, key_reduce="mean")
+
+
+class _Span(NamedTuple):
+    """The real positions of one row: those from start to end, or those with these indices."""
+
+    start: int
+    end: int
+    padded: bool
+    indices: NDArray[np.intp] | None
+
+    def extended(self, length: int) -> _Span:
+        """Return the real positions and the position after all others, whose index is length."""
+        if self.indices is None and self.end == length:
+            return _Span(self.start, length + 1, self.padded, None)
+        real = np.arange(self.start, self.end) if self.indices is None else self.indices
+        return _Span(self.start, length + 1, True, np.append(real, length))
+
+
+def _spans(real: NDArray[np.bool_]) -> list[_Span]:
+    """Return the real positions of each row; with padding on one side they are consecutive."""
+    length = real.shape[1]
+    counts = real.sum(axis=1)
+    starts = real.argmax(axis=1)
+    ends = length - real[:, ::-1].argmax(axis=1)
+    consecutive = ends - starts == counts
+    return [
+        _Span(start, end, count < length, None if whole else np.flatnonzero(real[row]))
+        for row, (start, end, count, whole) in enumerate(
+            zip(*(a.tolist() for a in (starts, ends, counts, consecutive)), strict=True)
+        )
+    ]
 
 
 def _reductions(

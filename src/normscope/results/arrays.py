@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeGuard
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -19,13 +20,30 @@ DTYPES = ("float16", "float32", "float64", "int64")
 RESIDUAL = "residual"  # the key that stands for the decoder's own state in cross-attention
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@runtime_checkable
+class TensorLike(Protocol):
+    """A torch tensor, or another array that can be converted to NumPy."""
+
+    @property
+    def shape(self) -> Any:
+        """The number of entries along each dimension."""
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the numbers."""
+
+    def numpy(self) -> NDArray[Any]:
+        """Return the numbers as a NumPy array."""
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class LabelledArray:
     """A read-only array with named axes, e.g. (layer, query, key), and the tokens of its axes.
 
     Attributes:
         values: the numbers: float16, float32, float64, or int64 for positions of keys. A read-only
-            view, not a copy.
+            view, not a copy. The array may be built from a torch tensor (see :attr:`tensor`), which
+            is converted when the values are first read, without a copy if it is on the CPU.
         axes: the names of the axes. "step", "layer", "head", "query" and "key" come first, in that
             order; other axes ("rank", "category", "token") follow.
         tokens: the tokens along an axis; "query" and "key" always have them. An extra key that is
@@ -41,58 +59,128 @@ class LabelledArray:
     values: NDArray[Any]
     axes: tuple[str, ...]
     tokens: Mapping[str, Tokens]
-    labels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    name: str = ""
-    key_reduce: str = "sum"
-    signed: bool = False
+    labels: Mapping[str, tuple[int, ...]]
+    name: str
+    key_reduce: str
+    signed: bool
 
-    def __post_init__(self) -> None:
-        values = np.asarray(self.values).view()
-        values.flags.writeable = False
-        axes, tokens = tuple(self.axes), dict(self.tokens)
-        if values.dtype not in [np.dtype(name) for name in DTYPES]:
-            raise InputError(f"{self.name!r} has dtype {values.dtype}; valid: {', '.join(DTYPES)}")
-        known = [axis for axis in AXES if axis in axes]
-        if list(axes[: len(known)]) != known or not len({*axes}) == len(axes) == values.ndim:
+    def __init__(
+        self,
+        values: NDArray[Any] | TensorLike,
+        axes: Sequence[str],
+        tokens: Mapping[str, Tokens],
+        labels: Mapping[str, Sequence[int]] | None = None,
+        name: str = "",
+        key_reduce: str = "sum",
+        signed: bool = False,
+    ) -> None:
+        # Not by setattr, which a frozen dataclass refuses. What is missing is made by __getattr__.
+        own = self.__dict__
+        if hasattr(values, "numpy"):
+            own["_tensor"] = values
+        else:
+            own["values"] = values = _read_only(values)
+        own["axes"] = axes = tuple(axes)
+        own["tokens"] = tokens = dict(tokens)
+        own["name"], own["key_reduce"], own["signed"] = name, key_reduce, signed
+        own["_shape"] = shape = tuple(values.shape)
+        own["_dtype"] = dtype = _numpy_dtype(values.dtype)
+        own["_own_labels"] = {}
+        places = _places(axes)
+        if dtype is None:
+            wrong = str(values.dtype).removeprefix("torch.")
+            raise InputError(f"{name!r} has dtype {wrong}; valid: {', '.join(DTYPES)}")
+        if places is None or len(axes) != len(shape):
             raise InputError(
-                f"{self.name!r} has shape {values.shape} and axes {axes}; give one name per "
+                f"{name!r} has shape {shape} and axes {axes}; give one name per "
                 f"dimension, those of {AXES} first and in that order"
             )
-        if not {axis for axis in TOKEN_AXES if axis in axes} <= set(tokens) <= set(axes):
+        if not _need_tokens(axes) <= tokens.keys() <= places.keys():
             raise InputError(
-                f"{self.name!r} has axes {axes} and tokens for {sorted(tokens)}; give tokens for "
+                f"{name!r} has axes {axes} and tokens for {sorted(tokens)}; give tokens for "
                 "those of query and key that it has"
             )
-        if self.key_reduce not in ("sum", "mean"):
-            raise InputError(f"key_reduce is {self.key_reduce!r}; valid: 'sum', 'mean'")
-        if unknown := set(self.labels or {}) - set(axes):
-            raise InputError(f"{self.name!r} has labels for {sorted(unknown)} but axes {axes}")
-        labels = {}
-        for axis, size in zip(axes, values.shape, strict=True):
-            own = (self.labels or {}).get(axis)
-            labels[axis] = tuple(range(size) if own is None else (int(label) for label in own))
-            if own is not None and (len(labels[axis]) != size or len(set(labels[axis])) != size):
+        if key_reduce not in ("sum", "mean"):
+            raise InputError(f"key_reduce is {key_reduce!r}; valid: 'sum', 'mean'")
+        if labels:
+            own["_own_labels"] = self._check_labels(labels)
+        for axis, along in tokens.items():
+            if len(along.strings) != (size := shape[places[axis]]):
+                raise InputError(f"{name!r} has {size} {axis} entries but {len(along)} tokens")
+
+    def _check_labels(self, labels: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """Return those labels that do not count from 0; raise InputError for labels that differ."""
+        if unknown := set(labels) - set(self.axes):
+            raise InputError(f"{self.name!r} has labels for {sorted(unknown)} but axes {self.axes}")
+        own: dict[str, tuple[int, ...]] = {}
+        for axis, entries in labels.items():
+            size, along = self._size(axis), tuple(int(label) for label in entries)
+            if len(along) != size or len(set(along)) != size:
                 raise InputError(
-                    f"{self.name!r} has {size} {axis} entries but labels {labels[axis]}; give one "
+                    f"{self.name!r} has {size} {axis} entries but labels {along}; give one "
                     "label each, all different"
                 )
-            if axis in tokens and len(tokens[axis]) != size:
-                raise InputError(
-                    f"{self.name!r} has {size} {axis} entries but {len(tokens[axis])} tokens"
-                )
-        normalised = {"values": values, "axes": axes, "tokens": tokens, "labels": labels}
-        for attribute, value in normalised.items():
-            object.__setattr__(self, attribute, value)
+            if along != tuple(range(size)):
+                own[axis] = along
+        return own
+
+    if not TYPE_CHECKING:  # otherwise any attribute would have the type Any
+
+        def __getattr__(self, name: str) -> Any:
+            # Called for what is missing: values and labels, until they are first read. Not by
+            # `self._tensor`, which may be missing too while an object is being copied.
+            own = self.__dict__
+            if name == "values" and "_tensor" in own:
+                own[name] = _read_only(_converted(own["_tensor"]))
+            elif name == "labels" and "_own_labels" in own:
+                sizes = zip(self.axes, self.shape, strict=True)
+                default = {axis: tuple(range(size)) for axis, size in sizes}
+                own[name] = default | self._own_labels
+            else:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return own[name]
+
+    @property
+    def tensor(self) -> Any:
+        """The numbers as a torch tensor, not a copy, on the device where they are.
+
+        The maps of an analysis are in the memory of the CPU, pinned if the model is on a GPU, so
+        that they can be sent back there quickly. Do not write to the tensor: it shares its memory
+        with :attr:`values`. The rows of a batch are views of one large tensor, which is kept in
+        memory as long as any row is in use. :meth:`to_numpy` or ``tensor.clone()`` copies a row.
+        """
+        import torch
+
+        tensor = self.__dict__.get("_tensor")
+        return tensor.detach() if isinstance(tensor, torch.Tensor) else _as_tensor(self.values)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The number of entries along each axis."""
-        return self.values.shape
+        shape: tuple[int, ...] = self.__dict__["_shape"]
+        return shape
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type of the numbers."""
-        return self.values.dtype
+        dtype: np.dtype[Any] = self.__dict__["_dtype"]
+        return dtype
+
+    def _size(self, axis: str) -> int:
+        """Return the number of entries along an axis."""
+        return self.shape[self.axes.index(axis)]
+
+    def _label_key(self, axis: str) -> object:
+        """Return what is equal for two arrays with the same labels along an axis; None without."""
+        if axis not in self.axes:
+            return None
+        own: dict[str, tuple[int, ...]] = self.__dict__["_own_labels"]
+        return own.get(axis) or self._size(axis)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.values, dtype=dtype, copy=copy)
@@ -116,10 +204,11 @@ class LabelledArray:
     def _facts(self) -> tuple[Any, ...]:
         """Return everything but the values."""
         kind = (self.name, self.key_reduce, self.signed, self.axes, self.shape, self.dtype)
-        return (*kind, self.labels, self.tokens)
+        return (*kind, self.__dict__["_own_labels"], self.tokens)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle through the constructor, because NumPy does not pickle the read-only flag.
+        # Pickle through the constructor, because NumPy does not pickle the read-only flag, and as
+        # NumPy, because the tensor may be a view of a whole batch.
         facts = (self.axes, self.tokens, self.labels, self.name, self.key_reduce, self.signed)
         return (LabelledArray, (self.values, *facts))
 
@@ -321,17 +410,74 @@ class LabelledArray:
         )
 
 
+@lru_cache(maxsize=64, typed=True)
+def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
+    """Return a dtype of NumPy or torch as one of NumPy; None if it is not in DTYPES."""
+    name = str(dtype).removeprefix("torch.")
+    return np.dtype(name) if name in DTYPES else None
+
+
+@lru_cache(maxsize=256)
+def _places(axes: tuple[str, ...]) -> dict[str, int] | None:
+    """Return the place of each axis; None if they are not in order or not all different."""
+    known = tuple(axis for axis in AXES if axis in axes)
+    if axes[: len(known)] != known or len(set(axes)) != len(axes):
+        return None
+    return {axis: place for place, axis in enumerate(axes)}
+
+
+@lru_cache(maxsize=256)
+def _need_tokens(axes: tuple[str, ...]) -> frozenset[str]:
+    """Return those of the axes that always have tokens."""
+    return frozenset(axis for axis in TOKEN_AXES if axis in axes)
+
+
+def _read_only(values: Any) -> NDArray[Any]:
+    """Return a read-only view; the caller's own array stays writable."""
+    view = np.asarray(values).view()
+    view.flags.writeable = False
+    return view
+
+
+def _converted(tensor: Any) -> NDArray[Any]:
+    """Return a tensor as a NumPy array that shares its memory; from a GPU it is a copy."""
+    import torch
+
+    # `force` also detaches and copies from a GPU.
+    values = tensor.numpy(force=True) if isinstance(tensor, torch.Tensor) else tensor.numpy()
+    return np.asarray(values)
+
+
+class _Writable:
+    """The memory of a read-only array, for torch, which warns of arrays that are read-only."""
+
+    def __init__(self, values: NDArray[Any]) -> None:
+        self.values = values  # keeps the memory alive
+        interface = values.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _as_tensor(values: NDArray[Any]) -> Any:
+    """Return a NumPy array as a torch tensor that shares its memory, if torch supports it."""
+    import torch
+
+    if any(stride < 0 for stride in values.strides):  # torch has no negative strides
+        return torch.from_numpy(values.copy())
+    return torch.from_numpy(np.asarray(_Writable(values)))
+
+
 def take(tokens: Tokens, positions: Sequence[int]) -> Tokens:
     """Return the tokens at these positions; words are renumbered, those without pieces dropped."""
 
     def pick(entries: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(entries[position] for position in positions)
+        return tuple([entries[position] for position in positions])
 
     word_of, words = None, None
     if tokens.word_of is not None and tokens.words is not None:
-        kept = list(dict.fromkeys(pick(tokens.word_of)))
-        word_of = tuple(kept.index(word) for word in pick(tokens.word_of))
-        words = tuple(tokens.words[word] for word in kept)
+        word_of = pick(tokens.word_of)
+        new = {word: number for number, word in enumerate(dict.fromkeys(word_of))}
+        word_of = tuple([new[word] for word in word_of])
+        words = tuple([tokens.words[word] for word in new])
     return replace(
         tokens,
         strings=pick(tokens.strings),

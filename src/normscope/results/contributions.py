@@ -102,17 +102,18 @@ class Contributions:
     def _check_arrays(self, tokens: Tokens, key_tokens: Tokens) -> None:
         """Raise InputError unless all arrays have the same layers and tokens."""
         arrays = self._arrays()
-        layers = next(iter(arrays.values())).labels.get("layer")
-        # In cross-attention the residual is an extra last key, not a token of the source.
-        with_residual = (*key_tokens.strings, RESIDUAL)
+        layers = next(iter(arrays.values()))._label_key("layer")
         for name, array in arrays.items():
-            if layers is None or array.labels.get("layer") != layers:
+            if layers is None or array._label_key("layer") != layers:
                 raise InputError(f"{name} does not have the same layers as the other arrays")
-            if array.tokens.get("query", tokens) != tokens:
+            queries = array.tokens.get("query", tokens)
+            if queries is not tokens and queries != tokens:
                 raise InputError(f"the query tokens of {name} are not the result's tokens")
             keys = array.tokens.get("key", key_tokens)
-            extended = keys.strings == with_residual and keys.special[-1]
-            if keys != key_tokens and not extended:
+            if keys is key_tokens or keys == key_tokens:
+                continue
+            # In cross-attention the residual is an extra last key, not a token of the source.
+            if keys.strings != (*key_tokens.strings, RESIDUAL) or not keys.special[-1]:
                 raise InputError(f"the key tokens of {name} are not the result's key tokens")
 
     def _arrays(self) -> dict[str, LabelledArray]:
@@ -240,7 +241,7 @@ class Contributions:
     def layers(self) -> int:
         """The number of layers of the arrays."""
         self._choose_a_part("layers")
-        return len(next(iter(self._arrays().values())).labels["layer"])
+        return next(iter(self._arrays().values()))._size("layer")
 
     @property
     def heads(self) -> int:
@@ -248,7 +249,7 @@ class Contributions:
         self._choose_a_part("heads")
         for array in self._arrays().values():
             if "head" in array.axes:
-                return len(array.labels["head"])
+                return array._size("head")
         raise InputError('no array of this result has heads; analyse with heads="each"')
 
     def __eq__(self, other: object) -> bool:
