@@ -187,7 +187,13 @@ def analyze_inputs(
     measure = Maps(model, options, _signature(model, None, options))
     try:
         moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        (judged,) = run(model, [Batch(model, moved, known)], [measure], attention=options.attention)
+        (judged,) = run(
+            model,
+            [Batch(model, moved, known)],
+            [measure],
+            attention=options.attention,
+            recorded_as=repr(options),
+        )
     except torch.OutOfMemoryError as error:
         raise out_of_memory("this batch: give fewer rows at once") from error
     results: list[Contributions] = judged.results[0]
@@ -294,7 +300,10 @@ def _analyze_texts(
     batches: Iterable[TextBatch] = map(make, by_length(lengths, BATCH_TOKENS))
     results: list[list[Any]] = [[None] * len(rows) for _ in views]
     stage(f"running {len(rows)} text{'s' * (len(rows) != 1)}, checking the maps")
-    for judged in run(model, batches, measures, attention=views[0].attention):
+    judged_batches = run(
+        model, batches, measures, attention=views[0].attention, recorded_as=repr(views)
+    )
+    for judged in judged_batches:
         assert isinstance(judged.batch, TextBatch)
         for by_text, by_row in zip(results, judged.results, strict=True):
             for row, result in zip(judged.batch.indices, by_row, strict=True):
