@@ -178,6 +178,7 @@ def test_the_least_recently_used_is_dropped() -> None:
             recordings.graph(key, lambda key=key: failed.append(1) if key[1:] else small())  # type: ignore[misc]
     assert [key for key, graph in recordings.graphs.items() if graph is not None] == ["a", "c"]
     assert failed == [1]  # it is not tried again
+    assert "b" not in recordings.seen  # nor recorded again at once
     unlimited = Recordings()
     for number in range(20):
         for _ in range(SEEN + 1):
@@ -191,6 +192,12 @@ def test_a_graph_that_needs_much_memory_is_not_kept(monkeypatch: pytest.MonkeyPa
     large.size = 11
     assert [recordings.graph("shape", lambda: large) for _ in range(SEEN + 2)] == [None] * 4
     assert recordings.graphs == {"shape": None}
+    for key in ("a", "b"):  # together too large
+        half = small()
+        half.size = 6
+        for _ in range(SEEN + 1):
+            recordings.graph(key, lambda half=half: half)  # type: ignore[misc]
+    assert list(recordings.graphs) == ["shape", "b"]
 
 
 def test_a_change_of_the_model_drops_its_graphs() -> None:

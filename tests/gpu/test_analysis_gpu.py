@@ -160,7 +160,7 @@ def test_a_kept_graph_outlives_what_caches_drop() -> None:
 
 def test_graphs_are_few_and_leave_with_the_model() -> None:
     model, inputs, maps = ready("bert", torch.float32)
-    ids = inputs["input_ids"].repeat(4, 1)
+    ids = inputs["input_ids"].repeat(KEPT, 1)
     for rows in range(1, KEPT + 3):
         for _ in range(SEEN + 1):
             normscope.analyze_inputs(model, {"input_ids": ids[:rows]}, maps=maps)

@@ -31,8 +31,8 @@ from normscope.models import layouts
 from normscope.models.walk import Structure, tensors
 
 SEEN = 2  # batches of a shape that run normally before it is recorded
-KEPT = 8  # graphs of one model that are kept; the least recently used is dropped
-SHARE = 8  # one graph may use this part of a GPU's memory: 1/8
+KEPT = 32  # graphs of one model that are kept; the least recently used are dropped
+SHARE = 8  # those of one model may use this part of a GPU's memory: 1/8
 COUNTED = 256  # shapes whose batches are counted
 
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.Size)
@@ -72,12 +72,18 @@ class Recordings:
             graph = None
         self.graphs[key] = graph
         if self.kept is not None:
-            kept = [known for known, recorded in self.graphs.items() if recorded is not None]
-            if len(kept) > self.kept:
-                del self.graphs[kept[0]]
-            elif len(self.graphs) > COUNTED:
-                self.graphs.popitem(last=False)
+            self._drop(self.kept)
         return graph
+
+    def _drop(self, most: int) -> None:
+        """Drop the least recently used graphs beyond a number, or beyond their share of memory."""
+        kept = {key: graph for key, graph in self.graphs.items() if graph is not None}
+        while len(kept) > most or sum(graph.size for graph in kept.values()) > _largest():
+            key = next(iter(kept))
+            del kept[key], self.graphs[key]
+            self.seen.pop(key, None)  # not recorded again at once
+        while len(self.graphs) > COUNTED:
+            self.graphs.popitem(last=False)
 
     def clear(self) -> bool:
         """Drop all graphs; return whether there were any."""
@@ -112,7 +118,7 @@ def free_recordings() -> bool:
 
 
 def _largest() -> int:
-    """The bytes that one graph may use."""
+    """The bytes that the graphs of one model may use."""
     return torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory // SHARE
 
 
