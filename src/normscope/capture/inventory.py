@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from normscope.capture.projection import is_linear
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
-from normscope.models.walk import Structure, has, modules, named_modules
+from normscope.models.walk import ModuleTree, has, modules, named_modules
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"  # what transformers' modules call their AttentionInterface
 
@@ -37,7 +37,7 @@ class Inventory:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        structure = Structure(model)
+        structure = ModuleTree(model)
         places, search = structure.places, search_of(model, structure)
         self.configs = search.configs(places)
         self.named = {path: places[at] for path, at in search.paths}
@@ -62,12 +62,12 @@ class Inventory:
 
 
 class Search:
-    """What was found in a model, by place (an index in ``Structure.places``).
+    """What was found in a model, by place (an index in ``ModuleTree.places``).
 
     It does not refer to the model, so that it may be kept as long as the structure is the same.
     """
 
-    def __init__(self, structure: Structure) -> None:
+    def __init__(self, structure: ModuleTree) -> None:
         places = structure.places
         model = places[0]
         # Every module at its first place.
@@ -133,14 +133,14 @@ class Search:
 _SEARCHES: ModuleCache[Search] = ModuleCache()
 
 
-def search_of(model: nn.Module, structure: Structure) -> Search:
+def search_of(model: nn.Module, structure: ModuleTree) -> Search:
     """Return what is found in a model of this structure; searched again only if that changes."""
     return _SEARCHES.get(model, structure.kept(), lambda: Search(structure))
 
 
 def compiled_part(model: nn.Module) -> str | None:
     """Return the path of a compiled part of a model, "" for the model itself; None without one."""
-    structure = Structure(model)
+    structure = ModuleTree(model)
     return search_of(model, structure).compiled(structure.places)
 
 
@@ -219,5 +219,5 @@ def _attention_of(cls: type) -> tuple[Any, Callable[..., tuple[Tensor, Tensor | 
 
 def configs_of(model: nn.Module) -> dict[int, Any]:
     """Return every configuration that a module of the model may read, by its id."""
-    structure = Structure(model)
+    structure = ModuleTree(model)
     return search_of(model, structure).configs(structure.places)

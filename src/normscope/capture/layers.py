@@ -21,7 +21,7 @@ from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
 from normscope.models import layouts
 from normscope.models.layouts import Experts, Layout, layer_of, layout_of
-from normscope.models.walk import Structure
+from normscope.models.walk import ModuleTree
 
 # The places and layouts of a model's layers, by path: reading them takes a while.
 _LAYOUTS: ModuleCache[dict[str, tuple[int, Layout]]] = ModuleCache()
@@ -166,7 +166,7 @@ class _LayerWatcher:
 
 def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
     """Return the layers of a model whose layout is known, by path: elements of its layer lists."""
-    structure = Structure(model)
+    structure = ModuleTree(model)
     config = getattr(model, "config", None)
     configured = None if config is None else weakref.ref(config)
     state = structure.kept(), dict(layouts.LAYOUTS), configured

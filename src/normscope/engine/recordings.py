@@ -28,7 +28,7 @@ from normscope.capture.inventory import search_of
 from normscope.engine.passes import RecordedPass
 from normscope.foundation.caching import ModuleCache
 from normscope.models import layouts
-from normscope.models.walk import Structure, tensors
+from normscope.models.walk import ModuleTree, tensors
 
 SEEN = 2  # batches of a shape that run normally before it is recorded
 KEPT = 32  # graphs of one model that are kept; the least recently used are dropped
@@ -164,7 +164,7 @@ class ModelState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        structure = Structure(model)
+        structure = ModuleTree(model)
         places = structure.places
         self.tensors: list[Tensor] = tensors(model)
         configs = search_of(model, structure).configs(places).values()

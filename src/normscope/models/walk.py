@@ -1,7 +1,7 @@
 """Walk over a model's modules, faster than torch's own recursive generators.
 
 For a hundred modules each of torch's walks takes as long as a small layer, and one analysis needs
-several. What they find is therefore kept with a :class:`Structure`, which tells whether it is still
+several. What they find is therefore kept with a :class:`ModuleTree`, which tells whether it is still
 right.
 """
 
@@ -55,11 +55,11 @@ def places(model: nn.Module) -> list[nn.Module]:
     return listed
 
 
-class Structure:
+class ModuleTree:
     """The tree of a model's modules at one moment.
 
-    Two structures are equal as long as no module was replaced, added, removed or renamed, changed
-    its class, or gained or lost an attribute. A structure refers to the modules weakly, so that it
+    Two trees are equal as long as no module was replaced, added, removed or renamed, changed
+    its class, or gained or lost an attribute. A tree refers to the modules weakly, so that it
     may be kept in a cache: the id of a module that was replaced may be used again, but a weak
     reference to it never equals another.
 
@@ -81,14 +81,14 @@ class Structure:
             list(map(len, map(vars, self.places))),
         )
 
-    def kept(self) -> Structure:
-        """Return the same structure without strong references, for a cache."""
-        kept = object.__new__(Structure)
+    def kept(self) -> ModuleTree:
+        """Return the same tree without strong references, for a cache."""
+        kept = object.__new__(ModuleTree)
         kept.places, kept._state = [], self._state
         return kept
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and self._state == other._state
+        return isinstance(other, ModuleTree) and self._state == other._state
 
     __hash__ = None  # type: ignore[assignment]
 
