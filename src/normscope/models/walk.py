@@ -1,8 +1,8 @@
 """Walk over a model's modules, faster than torch's own recursive generators.
 
 For a hundred modules each of torch's walks takes as long as a small layer, and one analysis needs
-several. What they find is therefore kept with a :class:`ModuleTree`, which tells whether it is still
-right.
+several. What they find is therefore kept with a :class:`ModuleTree`, which tells whether it is
+still right.
 """
 
 from __future__ import annotations
