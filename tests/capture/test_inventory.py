@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+
 import pytest
+import torch
 from torch import nn
 
+from normscope.capture import inventory as inventory_module
 from normscope.capture.inventory import (
     Inventory,
     Location,
     attention_of,
+    compiled_part,
     configs_of,
     uses_interface,
 )
+from normscope.capture.layers import layers_of
 from normscope.errors import UnsupportedModelError
 from tests.helpers.captures import model_of
 
@@ -65,3 +73,66 @@ def test_configurations_of_all_parts_are_found() -> None:
     for config in (model.config, model.config.text_config, model.config.vision_config):
         assert configs[id(config)] is config
     assert configs_of(nn.Linear(1, 1)) == {}
+
+
+# ------------------------------------------------------------------- the search is made once
+
+
+def test_a_model_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of("t5")
+    first = Inventory(model)
+    monkeypatch.setattr(inventory_module, "Search", None)
+    again = Inventory(model)
+    assert vars(again) == vars(first)
+    assert list(again.named) == list(first.named)
+
+
+def test_a_model_that_changed_is_searched_again() -> None:
+    model = model_of("llama")
+    layers = model.model.layers
+    before = Inventory(model)
+    for _ in range(20):  # the memory of a freed module may be used for the next one
+        layers[1].self_attn.o_proj = nn.Linear(48, 32, bias=False, dtype=torch.float64)
+        assert layers[1].self_attn.o_proj in Inventory(model)
+    assert len(Inventory(model).attention) == 3
+    layers.append(layers[0])
+    assert "model.layers.3" in Inventory(model).named
+    del layers[2:]
+    assert len(Inventory(model).attention) == 2
+    model.model.rows = model.model._modules.pop("layers")  # the same modules by another name
+    assert Inventory(model)[layers[0].self_attn].name == "model.rows.0.self_attn"
+    assert before[layers[0].self_attn].name == "model.layers.0.self_attn"
+
+
+def test_a_configuration_that_was_replaced_is_found() -> None:
+    model = model_of("llama")
+    assert set(configs_of(model)) == {id(model.config)}
+    other = copy.deepcopy(model.config)
+    model.model.layers[1].self_attn.config = other
+    assert set(configs_of(model)) == {id(model.config), id(other)}
+    model.model.layers[1].mlp.config = third = copy.deepcopy(model.config)
+    assert id(third) in configs_of(model)
+
+
+def test_a_part_that_is_compiled_later_is_noticed() -> None:
+    model = model_of("bert")
+    assert compiled_part(model) is None
+    layer = model.encoder.layer[1]
+    layer.forward = layer.forward  # patched, but not compiled
+    assert compiled_part(model) is None
+    layer.forward = torch.compile(layer.forward, backend="eager")
+    assert compiled_part(model) == "encoder.layer.1"
+    del layer.forward
+    assert compiled_part(model) is None
+    model.compile(backend="eager")
+    assert compiled_part(model) == ""
+
+
+def test_what_is_kept_does_not_keep_the_model() -> None:
+    model = model_of("bert")
+    Inventory(model)
+    layers_of(model)
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None

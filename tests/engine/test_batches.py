@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from normscope.engine.batches import by_length, halves
+from normscope.engine.batches import by_length, halves, padded_length
 from normscope.errors import InputError
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=30)
@@ -36,3 +36,24 @@ def test_halves() -> None:
         assert halves([1, 2, 3, 4, 5], "these rows") == ([1, 2], [3, 4, 5])
     with pytest.raises(InputError, match="not enough GPU memory for even one of these rows"):
         halves([1], "these rows")
+
+
+def test_lengths_in_steps_give_few_shapes() -> None:
+    lengths = [(n % 111 + 10,) for n in range(1000)]
+    batches = list(by_length(lengths, 2048, 16))
+    assert sorted(row for batch in batches for row in batch) == list(range(1000))
+    shapes = [
+        (len(batch), padded_length([lengths[row][0] for row in batch], 16, None))
+        for batch in batches
+    ]
+    assert all(rows * length <= 2048 for rows, length in shapes)
+    assert all(shape == (2048 // shape[1], shape[1]) for shape in shapes[:-1])
+    assert len(set(shapes)) <= 8
+
+
+def test_padding_to_a_multiple_within_the_limit() -> None:
+    assert padded_length([3, 17, 5], 16, None) == 32
+    assert padded_length([3, 17, 5], 16, 20) == 20
+    assert padded_length([3, 16], 16, 64) == 16
+    assert padded_length([17, 17], 16, 64) == 17  # no padding, where none is needed
+    assert padded_length([17], 16, 64) == 17

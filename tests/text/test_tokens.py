@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
 from normscope.errors import InputError
-from normscope.text.tokens import Tokens, encode, pad
+from normscope.text.tokens import Tokens, encode, encode_many, pad
 from tests.helpers.tiny import tokenizer as tiny_tokenizer
 from tests.helpers.tokenizers import SeparateMarian, SlowWordPiece, TwoVocabularies, read
 
@@ -290,3 +290,41 @@ def test_a_text_that_has_its_special_tokens_already() -> None:
     assert cut.tokens.strings == ("the", "cat")
     slow = encode(SlowWordPiece(), "ab cd", max_length=3, truncate=True, framed=False)
     assert slow.tokens.strings == ("a", "##b", "c")
+
+
+# ---- many texts
+
+
+MANY = ["the cat sat on the mat .", "the", "cats looked at it , and sat [MASK] xyzzy"]
+
+
+@pytest.mark.parametrize("pairs", [[None] * 3, ["it sat", "the mat", "cat"], [None, "cat", None]])
+@pytest.mark.parametrize("as_target", [False, True])
+@pytest.mark.parametrize("make", [tiny_tokenizer, SlowWordPiece])
+def test_many_texts_as_each_by_itself(
+    make: Callable[[], Any], as_target: bool, pairs: list[str | None]
+) -> None:
+    tokenizer = make()
+    how: dict[str, Any] = {"max_length": 12, "truncate": True, "as_target": as_target}
+    together = encode_many(tokenizer, MANY, pairs, **how)
+    assert together == [
+        encode(tokenizer, text, pair, **how) for text, pair in zip(MANY, pairs, strict=True)
+    ]
+
+
+def test_the_first_text_that_is_refused_is_named() -> None:
+    how: dict[str, Any] = {"max_length": 5, "truncate": False}
+    tokenizer: Any = tiny_tokenizer()
+    with pytest.raises(InputError, match="the text gives 9 tokens"):
+        encode_many(tokenizer, ["the cat", MANY[0], "cat"], [None] * 3, **how)
+    with pytest.raises(InputError, match="text is empty"):
+        encode_many(tokenizer, ["the cat", "", MANY[0]], [None] * 3, **how)
+
+
+def test_many_texts_leave_the_tokenizer_as_it_was() -> None:
+    tokenizer: Any = tiny_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    before = tokenizer.backend_tokenizer.to_str()
+    rows = encode_many(tokenizer, MANY, [None] * 3, max_length=None, truncate=False)
+    assert len(rows[0]) == 9
+    assert tokenizer.backend_tokenizer.to_str() == before

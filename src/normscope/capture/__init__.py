@@ -18,16 +18,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-import torch
 from torch import nn
 
 from normscope.capture.installation import install, recording
 from normscope.capture.interface import eager, why_not_fused
+from normscope.capture.inventory import compiled_part
 from normscope.capture.projection import Projection
 from normscope.capture.record import AttentionKind, Capture
 from normscope.capture.recorder import Recorder
 from normscope.errors import InputError, UnsupportedModelError
-from normscope.models.walk import named_modules
 
 __all__ = [
     "ATTENTION_MODES",
@@ -107,15 +106,10 @@ def _refuse_compiled(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise InputError(f"capture() needs a transformers model, not {kind}")
-    for name, module in named_modules(model):
-        compiled = (
-            "_orig_mod" in module._modules
-            or module._compiled_call_impl is not None
-            or hasattr(module.forward, "_torchdynamo_orig_callable")
+    name = compiled_part(model)
+    if name is not None:
+        raise UnsupportedModelError(
+            f"{name or type(model).__name__} is compiled, so its attention cannot be recorded. "
+            "Pass the model as it was before torch.compile (model._orig_mod, or load it again "
+            "if model.compile() was called) or before torch.jit."
         )
-        if compiled or isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedModelError(
-                f"{name or type(model).__name__} is compiled, so its attention cannot be recorded. "
-                "Pass the model as it was before torch.compile (model._orig_mod, or load it again "
-                "if model.compile() was called) or before torch.jit."
-            )

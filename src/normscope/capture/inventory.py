@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normscope.capture.projection import is_linear
 from normscope.errors import UnsupportedModelError
-from normscope.models.walk import has, modules, named_modules
+from normscope.foundation.caching import ModuleCache
+from normscope.models.walk import ModuleTree, has, modules, named_modules
 
 _TABLE = "ALL_ATTENTION_FUNCTIONS"  # what transformers' modules call their AttentionInterface
 
@@ -28,33 +30,25 @@ class Location:
 
 
 class Inventory:
-    """The modules of a model that a capture needs; ``inventory[module]`` is their location."""
+    """The modules of a model that a capture needs; ``inventory[module]`` is their location.
+
+    The search is made once for each model and repeated if its structure has changed.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.configs = configs_of(model)
-        self.named = named = dict(named_modules(model))
-        lists = frozenset(name for name, m in named.items() if isinstance(m, nn.ModuleList))
-        self.locations: dict[nn.Module, Location] = {}
-        for name, module in named.items():
-            self.locations.setdefault(module, _locate(name, lists))
-        attending = [m for m in self.locations if _is_attention(type(m))]
-        stacks = {self.locations[m].stack for m in attending if self.locations[m].stack}
-        self.linear = [m for m in self.locations if is_linear(m)]
-        self.norms = [m for m in self.locations if "norm" in type(m).__name__.lower()]
-        self.attention = [m for m in attending if self.locations[m].stack]
-        self.blocks = {named[self.locations[m].block] for m in self.attention}
-        self.elements = {child: stack for stack in stacks for child in named[stack].children()}
-        self.owners: dict[nn.Module, list[str]] = {}  # the modules that hold stacks
-        for stack in stacks:
-            self.owners.setdefault(named[stack.rpartition(".")[0]], []).append(stack)
-        # Innermost attention modules that do not call transformers' attention interface.
-        self.handmade = [
-            m
-            for m in self.attention
-            if not uses_interface(type(m))
-            and not any(_is_attention(type(child)) for child in modules(m) if child is not m)
-        ]
+        structure = ModuleTree(model)
+        places, search = structure.places, search_of(model, structure)
+        self.configs = search.configs(places)
+        self.named = {path: places[at] for path, at in search.paths}
+        self.locations = {places[at]: location for at, location in search.locations}
+        self.linear = [places[at] for at in search.linear]
+        self.norms = [places[at] for at in search.norms]
+        self.attention = [places[at] for at in search.attention]
+        self.handmade = [places[at] for at in search.handmade]
+        self.blocks = {places[at] for at in search.blocks}
+        self.elements = {places[at]: stack for at, stack in search.elements}
+        self.owners = {places[at]: list(stacks) for at, stacks in search.owners}
 
     def __getitem__(self, module: nn.Module) -> Location:
         return self.locations[module]
@@ -65,6 +59,98 @@ class Inventory:
     def described(self, module: nn.Module) -> str:
         """Return the path and the class of a module, for error messages."""
         return f"{self.locations[module].name} ({type(module).__name__})"
+
+
+class Search:
+    """What was found in a model, by place (an index in ``ModuleTree.places``).
+
+    It does not refer to the model, so that it may be kept as long as the structure is the same.
+    """
+
+    def __init__(self, structure: ModuleTree) -> None:
+        places = structure.places
+        model = places[0]
+        # Every module at its first place.
+        index = {module: at for at, module in reversed(list(enumerate(places)))}
+        named = dict(named_modules(model))
+        lists = frozenset(name for name, m in named.items() if isinstance(m, nn.ModuleList))
+        found: dict[nn.Module, Location] = {}
+        for name, module in named.items():
+            found.setdefault(module, _locate(name, lists))
+        attending = [m for m in found if _is_attention(type(m))]
+        attention = [m for m in attending if found[m].stack]
+        stacks = {found[m].stack: None for m in attention}
+        owners: dict[int, list[str]] = {}
+        for stack in stacks:
+            owners.setdefault(index[named[stack.rpartition(".")[0]]], []).append(stack)
+
+        def at(listed: Iterable[nn.Module]) -> list[int]:
+            return [index[module] for module in listed]
+
+        self.paths = [(name, index[module]) for name, module in named.items()]
+        self.locations = [(index[module], location) for module, location in found.items()]
+        self.linear = at(m for m in found if is_linear(m))
+        self.norms = at(m for m in found if "norm" in type(m).__name__.lower())
+        self.attention = at(attention)
+        self.blocks = list(dict.fromkeys(at(named[found[m].block] for m in attention)))
+        self.elements = [(index[m], stack) for stack in stacks for m in named[stack].children()]
+        self.owners = list(owners.items())  # the modules that hold stacks
+        # Innermost attention modules that do not call transformers' attention interface.
+        self.handmade = at(
+            m
+            for m in attention
+            if not uses_interface(type(m))
+            and not any(_is_attention(type(child)) for child in modules(m) if child is not m)
+        )
+        self._configured = at(m for m in found if has(m, "config"))
+        self._classes = list({type(m) for m in found})
+        # Apart from those of a compiled class, only modules with these attributes can
+        # become compiled while the structure stays the same.
+        own = {"forward", "_compiled_call_impl"}
+        self._patched = any(_is_compiled(m) or not own.isdisjoint(vars(m)) for m in found)
+
+    def configs(self, places: Sequence[nn.Module]) -> dict[int, Any]:
+        """Return every configuration that a module may read, by its id."""
+        configs: dict[int, Any] = {}
+        waiting: list[Any] = [places[at].config for at in self._configured]
+        while waiting:
+            config = waiting.pop()
+            if id(config) not in configs and hasattr(config, "_attn_implementation_internal"):
+                configs[id(config)] = config
+                waiting += [getattr(config, name, None) for name in config.sub_configs]
+        return configs
+
+    def compiled(self, places: Sequence[nn.Module]) -> str | None:
+        """Return the path of the first module that is compiled, or None."""
+        mark = "_torchdynamo_orig_callable"
+        by_class = any(hasattr(getattr(cls, "forward", None), mark) for cls in self._classes)
+        for path, at in self.paths if by_class or self._patched else ():
+            if _is_compiled(places[at]):
+                return path
+        return None
+
+
+_SEARCHES: ModuleCache[Search] = ModuleCache()
+
+
+def search_of(model: nn.Module, structure: ModuleTree) -> Search:
+    """Return what is found in a model of this structure; searched again only if that changes."""
+    return _SEARCHES.get(model, structure.kept(), lambda: Search(structure))
+
+
+def compiled_part(model: nn.Module) -> str | None:
+    """Return the path of a compiled part of a model, "" for the model itself; None without one."""
+    structure = ModuleTree(model)
+    return search_of(model, structure).compiled(structure.places)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        "_orig_mod" in module._modules
+        or module._compiled_call_impl is not None
+        or hasattr(module.forward, "_torchdynamo_orig_callable")
+        or isinstance(module, torch.jit.ScriptModule)
+    )
 
 
 @functools.lru_cache(2**14)
@@ -133,11 +219,5 @@ def _attention_of(cls: type) -> tuple[Any, Callable[..., tuple[Tensor, Tensor | 
 
 def configs_of(model: nn.Module) -> dict[int, Any]:
     """Return every configuration that a module of the model may read, by its id."""
-    configs: dict[int, Any] = {}
-    waiting: list[Any] = [m.config for m in modules(model) if has(m, "config")]
-    while waiting:
-        config = waiting.pop()
-        if id(config) not in configs and hasattr(config, "_attn_implementation_internal"):
-            configs[id(config)] = config
-            waiting += [getattr(config, name, None) for name in config.sub_configs]
-    return configs
+    structure = ModuleTree(model)
+    return search_of(model, structure).configs(structure.places)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,10 +21,10 @@ from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
 from normscope.models import layouts
 from normscope.models.layouts import Experts, Layout, layer_of, layout_of
-from normscope.models.walk import modules
+from normscope.models.walk import ModuleTree
 
-# The layouts of a model's layers, by path: reading them takes a while.
-_LAYOUTS: ModuleCache[dict[str, Layout]] = ModuleCache()
+# The places and layouts of a model's layers, by path: reading them takes a while.
+_LAYOUTS: ModuleCache[dict[str, tuple[int, Layout]]] = ModuleCache()
 
 
 @dataclass(eq=False)
@@ -166,22 +166,25 @@ class _LayerWatcher:
 
 def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
     """Return the layers of a model whose layout is known, by path: elements of its layer lists."""
-    # Weak references, because the id of a module that was replaced may be used again.
-    structure = tuple(map(weakref.ref, modules(model)))
-    known = _LAYOUTS.get(model, (structure, dict(layouts.LAYOUTS)), lambda: _find_layouts(model))
-    return {name: (model.get_submodule(name), layout) for name, layout in known.items()}
-
-
-def _find_layouts(model: nn.Module) -> dict[str, Layout]:
+    structure = ModuleTree(model)
     config = getattr(model, "config", None)
-    known: dict[str, Layout] = {}
+    configured = None if config is None else weakref.ref(config)
+    state = structure.kept(), dict(layouts.LAYOUTS), configured
+    known = _LAYOUTS.get(model, state, lambda: _find_layouts(model, structure.places))
+    return {name: (structure.places[at], layout) for name, (at, layout) in known.items()}
+
+
+def _find_layouts(model: nn.Module, places: Sequence[nn.Module]) -> dict[str, tuple[int, Layout]]:
+    config = getattr(model, "config", None)
+    index = {module: at for at, module in enumerate(places)}
+    known: dict[str, tuple[int, Layout]] = {}
     for name, listed in model.named_modules():
         inside = any(name.startswith(f"{layer}.") for layer in known)
         if not isinstance(listed, nn.ModuleList) or inside:
             continue
-        for index, layer in listed.named_children():
+        for number, layer in listed.named_children():
             try:
-                known[f"{name}.{index}"] = layout_of(layer, config)
+                known[f"{name}.{number}"] = index[layer], layout_of(layer, config)
             except UnsupportedModelError:
                 continue  # experts, convolutions, lists of lists; an attention in one is refused
     return known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -12,14 +12,18 @@ from normscope.capture.layers import layers_of
 from normscope.decomposition.chain import scopes_of
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
 from normscope.errors import InputError, UnsupportedModelError
-from normscope.models.layouts import Experts, layer_of
+from normscope.models.layouts import Experts, Layout, layer_of
 
 
 def available(model: nn.Module) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the scopes that each (stack, kind of attention) of a model has in all its layers."""
+    return _scopes({path: layout for path, (_, layout) in layers_of(model).items()})
+
+
+def _scopes(layouts: Mapping[str, Layout]) -> dict[tuple[str, str], tuple[str, ...]]:
     scopes: dict[tuple[str, str], list[str]] = {}
     kinds: tuple[AttentionKind, ...] = ("self", "cross")
-    for path, (_, layout) in layers_of(model).items():
+    for path, layout in layouts.items():
         stack = path.rpartition(".")[0]
         for kind in kinds:
             if kind == "cross" and layout.cross is None:
@@ -37,7 +41,8 @@ def check_available(model: nn.Module, wanted: Sequence[str]) -> None:
     layers = layers_of(model)
     if not layers:
         _refuse_unknown_layers(model)
-    existing = {name for names in available(model).values() for name in names}
+    by_part = _scopes({path: layout for path, (_, layout) in layers.items()})
+    existing = {name for names in by_part.values() for name in names}
     missing = [name for name in wanted if name not in existing]
     if missing:
         experts = [

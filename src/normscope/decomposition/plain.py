@@ -113,7 +113,7 @@ def _gap_inputs(view: LayerView, products: KeptProducts) -> GapInputs:
         captured.output,
         captured.projection.weight,
         captured.projection.bias,
-        view.positions.drawn_queries(captured.layer),
+        view.positions.drawn_queries(captured.layer)[:, :1],
         products.random,
         products.probe,
         products.scale,

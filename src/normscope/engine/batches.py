@@ -18,12 +18,16 @@ ADVICE = (
 )
 
 
-def by_length(lengths: Sequence[tuple[int, ...]], budget: int) -> Iterator[list[int]]:
+def by_length(
+    lengths: Sequence[tuple[int, ...]], budget: int, multiple: int = 1
+) -> Iterator[list[int]]:
     """Yield batches of row indices with similar lengths, longest first.
 
     Each row has one length for each of its sides (one, or source and target). A batch has at most
-    ``budget`` padded tokens, all sides together, and at least one row.
+    ``budget`` padded tokens, all sides together, and at least one row. Lengths count as the next
+    ``multiple``: batches of the same padded length then have the same number of rows.
     """
+    lengths = [tuple(-(-n // multiple) * multiple for n in row) for row in lengths]
     batch: list[int] = []
     longest: tuple[int, ...] = ()
     for row in sorted(range(len(lengths)), key=lambda row: lengths[row], reverse=True):
@@ -35,6 +39,18 @@ def by_length(lengths: Sequence[tuple[int, ...]], budget: int) -> Iterator[list[
         longest = padded
     if batch:
         yield batch
+
+
+def padded_length(lengths: Sequence[int], multiple: int, limit: int | None) -> int:
+    """Return the length that rows are padded to: a multiple, but at most ``limit``.
+
+    Rows of equal length need no padding, and get none.
+    """
+    longest = max(lengths)
+    if longest == min(lengths):
+        return longest
+    rounded = -(-longest // multiple) * multiple
+    return rounded if limit is None else max(longest, min(rounded, limit))
 
 
 def halves(batch: Sequence[Item], what: str) -> tuple[list[Item], list[Item]]:

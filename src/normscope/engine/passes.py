@@ -172,21 +172,37 @@ class Pass:
 
 
 class RecordedPass:
-    """A recorded pass, which can be replayed with other inputs of the same shape."""
+    """A recorded pass, which can be replayed with other inputs of the same shape.
+
+    It may be kept longer than its model, so it refers neither to the model nor to a batch.
+
+    Args:
+        graph: the recorded kernels.
+        inputs: the tensors that the graph reads its inputs from.
+        recorded: the pass that was recorded.
+        held: what else the graph reads: values that would otherwise be freed.
+        size: the bytes of the graph's own memory.
+    """
 
     def __init__(
-        self, graph: torch.cuda.CUDAGraph, inputs: Mapping[str, Any], recorded: Pass
+        self,
+        graph: torch.cuda.CUDAGraph,
+        inputs: Mapping[str, Any],
+        recorded: Pass,
+        held: Sequence[object] = (),
+        size: int = 0,
     ) -> None:
-        self.graph, self.inputs, self.recorded = graph, inputs, recorded
+        self.graph, self.inputs, self.held, self.size = graph, inputs, held, size
+        self.measures, self.parts, self.paths = recorded.measures, recorded.parts, recorded.paths
 
     def replay(self, batch: Batch) -> Pass:
         """Run another batch of the same shape."""
         for name, tensor in self.inputs.items():
             if isinstance(tensor, Tensor):
-                tensor.copy_(batch.inputs[name])
+                tensor.copy_(batch.inputs[name], non_blocking=True)
         self.graph.replay()
-        replayed = Pass(batch, self.recorded.measures)
-        replayed.parts, replayed.paths = self.recorded.parts, self.recorded.paths
+        replayed = Pass(batch, self.measures)
+        replayed.parts, replayed.paths = self.parts, self.paths
         return replayed
 
 

@@ -2,13 +2,12 @@
 
 On a GPU, launching the many small operations of an analysis takes longer than executing them. For
 shapes that occur repeatedly, the whole pass, including the model's own, is therefore recorded as a
-CUDA graph and replayed.
+CUDA graph and replayed, also in later calls (``recordings``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain, count
@@ -19,18 +18,27 @@ from torch import Tensor, nn
 
 from normscope.capture import AttentionMode, Capture, capture
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
+from normscope.decomposition.cells import _chances as chances
 from normscope.decomposition.layer import LayerView
 from normscope.engine.batch import Batch
 from normscope.engine.judge import check_masks, judge
 from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
 from normscope.engine.passes import Pass, RecordedPass
+from normscope.engine.recordings import (
+    ModelState,
+    Recordings,
+    free_recordings,
+    recordings_of,
+    settings,
+    watched,
+)
 from normscope.errors import ExactnessError, UnsupportedModelError
+from normscope.foundation.caching import values_used
 from normscope.foundation.progress import is_shown, stage
 from normscope.kernels import Scratch
 from normscope.models.running import evaluating
 
 LONG = 1024  # tokens; attention weights of longer inputs are not kept as a whole
-SEEN = 2  # batches of a shape that run normally before it is recorded
 _TEXTS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 
 
@@ -51,6 +59,7 @@ def run(
     *,
     attention: AttentionMode = "auto",
     bound: float | None = None,
+    recorded_as: Hashable = None,
 ) -> Iterator[Judged]:
     """Run batches through a model and measure its layers; yield each batch when it is judged.
 
@@ -61,11 +70,13 @@ def run(
         attention: "eager" uses the model's own eager attention; "fused" keeps the model's sdpa
             attention and computes weights from queries and keys block by block; "auto" chooses.
         bound: the largest gap to accept; by default that of the dtypes.
+        recorded_as: what the measures' observations depend on beside the model and the batch. CUDA
+            graphs are kept for later calls with an equal value; with None they end with this one.
 
     Raises:
         ExactnessError: if parts do not add up to the model's own states.
     """
-    engine = Engine(model, measures, attention, bound)
+    engine = Engine(model, measures, attention, bound, recorded_as=recorded_as)
     source = iter(batches)
     running: Pass | None = None  # the previous pass, whose numbers are still being copied
     while (batch := next(source, None)) is not None:
@@ -78,7 +89,9 @@ def run(
         if running is not None:
             yield engine.finish(running)
         running = following
-        if full is not None:
+        if full is not None and engine.free_recordings():
+            source = chain([batch], source)
+        elif full is not None:
             halves = batch.split()
             if not halves:
                 raise full
@@ -139,29 +152,31 @@ class Engine:
         measures: Sequence[Measure],
         attention: AttentionMode = "auto",
         bound: float | None = None,
+        *,
+        recorded_as: Hashable = None,
     ) -> None:
         self.model, self.measures = model, list(measures)
         self.attention, self.bound = attention, bound
         self.needs = [measure.needs for measure in measures]
         self.whole_layers = any(needs.whole_layers for needs in self.needs)
-        self.seen: Counter[Any] = Counter()
-        self.graphs: dict[Any, RecordedPass | None] = {}  # None: this shape cannot be recorded
+        self.recorded_as = recorded_as
+        self.recordings = Recordings() if recorded_as is None else recordings_of(model)
 
     def start(self, batch: Batch) -> Pass:
         """Run a batch and start copying its numbers to the CPU, without waiting for them."""
-        return self.measured(batch).fetch()
+        with self.recordings.lock:  # the numbers are on their way before the next replay begins
+            return self.measured(batch).fetch()
 
     def measured(self, batch: Batch) -> Pass:
         """Run a batch and leave its numbers on the device."""
-        shape = self._shape(batch)
-        self.seen[shape] += 1
-        if shape is not None and self.seen[shape] > SEEN:
-            if shape not in self.graphs:
-                self.graphs[shape] = self._record(batch)
-            graph = self.graphs[shape]
-            if graph is not None:
-                return graph.replay(batch)
-        return self._forward(batch)
+        key = self._recording_key(batch)
+        graph = None if key is None else self.recordings.graph(key, lambda: self._record(batch))
+        return self._forward(batch) if graph is None else graph.replay(batch)
+
+    def free_recordings(self) -> bool:
+        """Drop all CUDA graphs, because memory is short; return whether there were any."""
+        own = self.recordings.clear()
+        return free_recordings() or own
 
     def finish(self, running: Pass) -> Judged:
         """Wait for a batch, judge it, and return the results of the measures."""
@@ -300,20 +315,25 @@ class Engine:
 
     # ---- CUDA graphs
 
-    def _shape(self, batch: Batch) -> Any:
+    def _recording_key(self, batch: Batch) -> Hashable:
         """Return what batches must share to use one recording; None if not recordable."""
-        tensors = {k: v for k, v in batch.inputs.items() if isinstance(v, Tensor)}
         recordable = all(needs.recordable for needs in self.needs)
         recordable = recordable and type(batch).forward is Batch.forward
-        if not recordable or not all(p.is_cuda for p in self.model.parameters()):
+        if not recordable or not next(self.model.parameters()).is_cuda or watched():
             return None
-        if len({p.device for p in self.model.parameters()}) > 1:
+        tensors = {k: v for k, v in batch.inputs.items() if isinstance(v, Tensor)}
+        others = {k: v for k, v in batch.inputs.items() if k not in tensors}
+        if not all(isinstance(v, int | float | str | None) for v in others.values()):
+            return None  # a cache of earlier positions, say, which has tensors of its own
+        state = ModelState(self.model)
+        device = torch.device("cuda", torch.cuda.current_device())
+        weights = (t for t in state.tensors if isinstance(t, nn.Parameter))
+        if not state.recordable or any(weight.device != device for weight in weights):
             return None
-        # Graphs read parameters from fixed addresses.
-        where = tuple(p.data_ptr() for p in self.model.parameters())
+        self.recordings.renew(state)
         facts = tuple((k, v.shape, v.dtype) for k, v in tensors.items())
-        others = tuple((k, repr(v)) for k, v in batch.inputs.items() if k not in tensors)
-        return facts, others, batch.padded, where
+        attention = self._attention(batch)
+        return self.recorded_as, attention, facts, (*others.items(),), batch.padded, settings()
 
     def _record(self, batch: Batch) -> RecordedPass | None:
         inputs = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.inputs.items()}
@@ -323,14 +343,22 @@ class Engine:
         before = random.clone_state()
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph):
+            with values_used() as held, torch.cuda.graph(graph):
+                size = -torch.cuda.memory_reserved()
                 recorded = self._forward(own)
+                size += torch.cuda.memory_reserved()
         except RuntimeError:  # the model's forward pass synchronises
             torch.cuda.synchronize()
             # A failed recording leaves the generator in capture mode, in which it cannot draw.
             random.graphsafe_set_state(before)
             return None
-        return RecordedPass(graph, inputs, recorded)
+        return RecordedPass(graph, inputs, recorded, [*held, *_draws(recorded)], size)
+
+
+def _draws(recorded: Pass) -> list[Tensor]:
+    """The random numbers by which the cells of spot checks are chosen."""
+    shapes = [record.positions.queries for record in recorded.parts.values()]
+    return [chances(len(real), seed, real.device) for real in shapes for seed in (0, 1)]
 
 
 def _worst(observed: Mapping[Part, Observed]) -> dict[str, float]:

@@ -16,7 +16,9 @@ anything that compares equal as long as the value is still right: usually a tupl
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -25,6 +27,24 @@ import torch
 from torch import Tensor, nn
 
 Value = TypeVar("Value")
+
+
+_USED: ContextVar[list[object] | None] = ContextVar("normscope_values_used", default=None)
+
+
+@contextmanager
+def values_used() -> Iterator[list[object]]:
+    """Collect every value that caches return inside the context.
+
+    Whoever stores the address of such a value must hold the value too: its cache drops it as soon
+    as the module changes.
+    """
+    used: list[object] = []
+    token = _USED.set(used)
+    try:
+        yield used
+    finally:
+        _USED.reset(token)
 
 
 class ModuleCache(Generic[Value]):
@@ -60,6 +80,9 @@ class ModuleCache(Generic[Value]):
         entry = entries.get(key)
         if entry is None or entry[0] != state:
             entry = entries[key] = state, compute()
+        used = _USED.get()
+        if used is not None:
+            used.append(entry[1])
         return entry[1]
 
     def forget(self, module: nn.Module) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from normscope.decomposition.available import check_available
 from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.engine.batch import Batch, named
-from normscope.engine.batches import by_length, halves, out_of_memory
+from normscope.engine.batches import by_length, halves, out_of_memory, padded_length
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import run
 from normscope.errors import InputError
@@ -29,9 +29,12 @@ from normscope.results.contributions import Contributions
 from normscope.results.signature import Signature
 from normscope.text.limits import check_fits, max_length_of
 from normscope.text.targets import shift_right
-from normscope.text.tokens import Encoded, encode, pad
+from normscope.text.tokens import Encoded, encode_many, pad
 
 BATCH_TOKENS = 2048  # padded tokens in one batch
+# On a GPU, the length of padded batches is a multiple of this: a few shapes then occur again and
+# again, and their CUDA graphs are replayed.
+LENGTHS = 16
 
 
 @overload
@@ -193,8 +196,13 @@ def analyze_inputs(
     measure = Maps(model, options, _signature(model, None, options))
     try:
         moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        batch = Batch(model, moved, known, host=inputs)
-        (judged,) = run(model, [batch], [measure], attention=options.attention)
+        (judged,) = run(
+            model,
+            [Batch(model, moved, known, host=inputs)],
+            [measure],
+            attention=options.attention,
+            recorded_as=repr(options),
+        )
     except torch.OutOfMemoryError as error:
         raise out_of_memory("this batch: give fewer rows at once") from error
     results: list[Contributions] = judged.results[0]
@@ -286,10 +294,7 @@ def _analyze_texts(
     """Return the results of each view by text; ``choose`` maps the greatest length to the views."""
     _check_target(model, texts.has_target)
     both = tokenizers_of(model, tokenizer)
-    rows = [
-        _encode_row(model, both, *row, texts.truncate)
-        for row in zip(texts.texts, texts.pairs, texts.targets, strict=True)
-    ]
+    rows = _encode_rows(model, both, texts)
     lengths = [(max(len(side.ids) for side in row if side is not None),) for row in rows]
     views = choose(max((length for (length,) in lengths), default=0))
     if len({options.attention for options in views}) != 1:
@@ -298,10 +303,14 @@ def _analyze_texts(
         check_available(model, options.maps)
     measures = [Maps(model, options, _signature(model, both.given, options)) for options in views]
     make = partial(TextBatch, model, both.source, rows)
-    batches: Iterable[TextBatch] = map(make, by_length(lengths, BATCH_TOKENS))
+    multiple = LENGTHS if model.device.type == "cuda" else 1
+    batches: Iterable[TextBatch] = map(make, by_length(lengths, BATCH_TOKENS, multiple))
     results: list[list[Any]] = [[None] * len(rows) for _ in views]
     stage(f"running {len(rows)} text{'s' * (len(rows) != 1)}, checking the maps")
-    for judged in run(model, batches, measures, attention=views[0].attention):
+    judged_batches = run(
+        model, batches, measures, attention=views[0].attention, recorded_as=repr(views)
+    )
+    for judged in judged_batches:
         assert isinstance(judged.batch, TextBatch)
         for by_text, by_row in zip(results, judged.results, strict=True):
             for row, result in zip(judged.batch.indices, by_row, strict=True):
@@ -346,16 +355,23 @@ class TextBatch(Batch):
 def _inputs(model: Any, tokenizer: Any, rows: Sequence[EncodedRow]) -> dict[str, Tensor]:
     configured = getattr(model.config.get_text_config(), "pad_token_id", None)
     padding = next((p for p in (tokenizer.pad_token_id, configured) if p is not None), 0)
-    inputs = pad([source for source, _ in rows], padding)
+    on_gpu = model.device.type == "cuda"
+
+    def padded(side: Sequence[Encoded], *, as_target: bool) -> dict[str, Tensor]:
+        limit = max_length_of(model.config, tokenizer, as_target=as_target) if on_gpu else None
+        longest = padded_length([len(row) for row in side], LENGTHS, limit) if on_gpu else None
+        return pad(side, padding, longest)
+
+    inputs = padded([source for source, _ in rows], as_target=False)
     accepted = accepted_by(model)
     inputs = {name: tensor for name, tensor in inputs.items() if name in accepted}
     targets = [target for _, target in rows if target is not None]
     if targets:
-        padded = pad(targets, padding)
-        inputs["decoder_input_ids"] = padded["input_ids"]
-        inputs["decoder_attention_mask"] = padded["attention_mask"]
-    pinned = model.device.type == "cuda"  # a GPU copies from pinned memory in the background
-    return {name: tensor.pin_memory() if pinned else tensor for name, tensor in inputs.items()}
+        of_decoder = padded(targets, as_target=True)
+        inputs["decoder_input_ids"] = of_decoder["input_ids"]
+        inputs["decoder_attention_mask"] = of_decoder["attention_mask"]
+    # A GPU copies from pinned memory in the background.
+    return {name: tensor.pin_memory() if on_gpu else tensor for name, tensor in inputs.items()}
 
 
 def _check_target(model: Any, has_target: bool) -> None:
@@ -373,20 +389,26 @@ def _check_target(model: Any, has_target: bool) -> None:
         )
 
 
-def _encode_row(
-    model: Any, both: Tokenizers, text: str, pair: str | None, target: str | None, truncate: bool
-) -> EncodedRow:
-    def encoded(text: str, pair: str | None, *, as_target: bool) -> Encoded:
-        tokenizer = both.side(as_target=as_target)
-        text = both.normalized(text, as_target=as_target)
-        pair = None if pair is None else both.normalized(pair)
-        limit = max_length_of(model.config, tokenizer, as_target=as_target)
-        how: dict[str, Any] = {"max_length": limit, "truncate": truncate, "as_target": as_target}
-        row = encode(tokenizer, text, pair, **how)
-        check_fits(tokenizer, model, row, as_target=as_target)
-        return row
+def _encode_rows(model: Any, both: Tokenizers, texts: _Texts) -> list[EncodedRow]:
+    """Encode all texts, and their targets where there are any."""
 
-    source = encoded(text, pair, as_target=False)
-    if target is None:
-        return source, None
-    return source, shift_right(model, both.target, encoded(target, None, as_target=True))
+    def encoded(
+        strings: Sequence[str], pairs: Sequence[str | None], *, as_target: bool
+    ) -> list[Encoded]:
+        tokenizer = both.side(as_target=as_target)
+        strings = [both.normalized(text, as_target=as_target) for text in strings]
+        pairs = [None if pair is None else both.normalized(pair) for pair in pairs]
+        limit = max_length_of(model.config, tokenizer, as_target=as_target)
+        how: dict[str, Any] = {"max_length": limit, "truncate": texts.truncate}
+        rows = encode_many(tokenizer, strings, pairs, as_target=as_target, **how)
+        for row in rows:
+            check_fits(tokenizer, model, row, as_target=as_target)
+        return rows
+
+    sources = encoded(texts.texts, texts.pairs, as_target=False)
+    if not texts.has_target:
+        return [(source, None) for source in sources]
+    strings: list[Any] = texts.targets  # there is one for each text
+    targets = encoded(strings, [None] * len(strings), as_target=True)
+    shifted = [shift_right(model, both.target, target) for target in targets]
+    return list(zip(sources, shifted, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from normscope.models.walk import modules
+from normscope.models.walk import places
 
 
 def accepted_by(model: nn.Module) -> frozenset[str]:
@@ -26,7 +26,7 @@ def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model into evaluation mode, and give every module its own mode back on leaving."""
-    training = [module for module in modules(model) if module.training]
+    training = [module for module in places(model) if module.training]
     if training:
         model.eval()
     try:

@@ -133,11 +133,55 @@ def encode(
                     "truncate=True (on the command line: --truncate)"
                 )
             encoding = _call_cut(tokenizer, texts, max_length, **how)
-        return _label(tokenizer, texts, encoding)
+        return _label(tokenizer, texts, encoding, None, _framing_strings(tokenizer))
 
 
-def pad(encoded: Sequence[Encoded], pad_id: int) -> dict[str, Tensor]:
-    """Stack texts into one batch, padded on the right to the longest.
+def encode_many(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str | None],
+    *,
+    max_length: int | None,
+    truncate: bool,
+    as_target: bool = False,
+) -> list[Encoded]:
+    """Encode many texts as :func:`encode` does each of them, in one call of a fast tokenizer.
+
+    The arguments are those of :func:`encode`; ``pairs`` has a second text, or None, for each text.
+    """
+    how: dict[str, Any] = {"max_length": max_length, "truncate": truncate, "as_target": as_target}
+    together = len(texts) > 1 and len({pair is None for pair in pairs}) == 1
+    if together and _at_once(tokenizer, [*texts, *(pair for pair in pairs if pair is not None)]):
+        paired = pairs[0] is not None
+        sides = [list(texts), [str(pair) for pair in pairs]] if paired else [list(texts)]
+        with state_kept(tokenizer):
+            choose_side(tokenizer, as_target=as_target)
+            encoding = _call(tokenizer, tuple(sides), as_target=as_target, framed=True)
+            framing = _framing_strings(tokenizer)
+            rows = list(zip(*sides, strict=True))
+            return [
+                _label(tokenizer, row, encoding, index, framing)
+                if max_length is None or len(encoding["input_ids"][index]) <= max_length
+                else encode(tokenizer, *row, **how)  # cuts the text, or says that it is too long
+                for index, row in enumerate(rows)
+            ]
+    return [encode(tokenizer, *row, **how) for row in zip(texts, pairs, strict=True)]
+
+
+def _at_once(tokenizer: Tokenizer, texts: Sequence[object]) -> bool:
+    """Whether a tokenizer takes a list of texts, all of which can be encoded."""
+    if not getattr(tokenizer, "is_fast", False):
+        return False
+    try:
+        for text in texts:
+            check_text("text", text)
+    except InputError:  # raised again when it is that text's turn
+        return False
+    return True
+
+
+def pad(encoded: Sequence[Encoded], pad_id: int, longest: int | None = None) -> dict[str, Tensor]:
+    """Stack texts into one batch, padded on the right to the longest, or to a length.
 
     The right side is used whatever the tokenizer's own setting: real tokens then have the same
     positions as without padding, also in models that count positions from the first column.
@@ -148,7 +192,7 @@ def pad(encoded: Sequence[Encoded], pad_id: int) -> dict[str, Tensor]:
     """
     if not encoded:
         raise InputError("no texts to pad: give at least one")
-    longest = max(len(text) for text in encoded)
+    longest = max(len(text) for text in encoded) if longest is None else longest
 
     def stack(rows: Sequence[Sequence[int]], filler: int) -> Tensor:
         return torch.tensor([[*row, *[filler] * (longest - len(row))] for row in rows])
@@ -229,7 +273,7 @@ def choose_side(tokenizer: Tokenizer, *, as_target: bool) -> None:
 
 def _call(
     tokenizer: Tokenizer,
-    texts: tuple[str, ...],
+    texts: tuple[str | list[str], ...],
     *,
     as_target: bool,
     framed: bool,
@@ -278,14 +322,20 @@ def _call_cut(
     return encoding
 
 
-def _label(tokenizer: Tokenizer, texts: tuple[str, ...], encoding: BatchEncoding) -> Encoded:
-    """Turn a tokenizer's output into ids and labels."""
-    ids = [int(index) for index in encoding["input_ids"]]
+def _label(
+    tokenizer: Tokenizer,
+    texts: tuple[str, ...],
+    encoding: BatchEncoding,
+    row: int | None,
+    framing: set[str],
+) -> Encoded:
+    """Turn a tokenizer's output into ids and labels; ``row`` is None if it is of one text."""
+    fields = {name: v if row is None else v[row] for name, v in encoding.items()}
+    ids = [int(index) for index in fields["input_ids"]]
     strings = [str(piece) for piece in tokenizer.convert_ids_to_tokens(ids)]
-    framing = _framing_strings(tokenizer)
     special = tuple(
         bool(added) or piece in framing
-        for added, piece in zip(encoding["special_tokens_mask"], strings, strict=True)
+        for added, piece in zip(fields["special_tokens_mask"], strings, strict=True)
     )
     if all(special):
         tokens = f"only special tokens: {' '.join(strings)}" if strings else "no tokens at all"
@@ -296,13 +346,15 @@ def _label(tokenizer: Tokenizer, texts: tuple[str, ...], encoding: BatchEncoding
     word_of: list[int] | None = None
     words: list[str] | None = None
     if tokenizer.is_fast:
-        surface, word_of, words = group_pieces(texts, encoding, strings, special)
+        spans = [tuple(span) for span in fields["offset_mapping"]]
+        places = encoding.sequence_ids(row or 0), encoding.word_ids(row or 0)
+        surface, word_of, words = group_pieces(texts, spans, *places, strings, special)
     else:
         surface = surface_without_offsets(tokenizer, strings, special)
     known = {"input_ids", "attention_mask", "special_tokens_mask", "offset_mapping"}
     return Encoded(
         ids=ids,
-        extra={name: list(encoding[name]) for name in encoding if name not in known},
+        extra={name: list(v) for name, v in fields.items() if name not in known},
         tokens=Tokens(
             strings=tuple(strings),
             ids=tuple(ids),

@@ -6,22 +6,32 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
 TextSpan = tuple[int, int]  # start and end in a text
 
 
 def group_pieces(
-    texts: tuple[str, ...], encoding: BatchEncoding, strings: list[str], special: Sequence[bool]
+    texts: tuple[str, ...],
+    spans: Sequence[TextSpan],
+    sources: Sequence[int | None],
+    word_ids: Sequence[int | None],
+    strings: list[str],
+    special: Sequence[bool],
 ) -> tuple[list[str], list[int], list[str]]:
     """Group pieces into words by their offsets.
+
+    Args:
+        texts: the text, or both texts of a pair.
+        spans: where each piece is in its text.
+        sources: which of the texts each piece is from; None for special tokens.
+        word_ids: the tokenizer's own number of the word that each piece is from.
+        strings: the pieces.
+        special: which of them are special tokens.
 
     Returns:
         The text of each piece, the index of the word that each belongs to, and the words.
     """
-    spans: list[TextSpan] = [tuple(span) for span in encoding["offset_mapping"]]
-    sources, word_ids = encoding.sequence_ids(0), encoding.word_ids(0)
     surface: list[str] = []
     word_of: list[int] = []
     members: list[list[int]] = []  # the pieces of each word
@@ -45,7 +55,8 @@ def group_pieces(
         first, last = pieces[0], pieces[-1]
         text = "" if special[first] else texts[sources[first] or 0]
         # From the text, not from the pieces: the bytes of one character all carry that character.
-        word = text[spans[first][0] : max(spans[piece][1] for piece in pieces)]
+        end = spans[last][1] if first == last else max(spans[piece][1] for piece in pieces)
+        word = text[spans[first][0] : end]
         words.append(word.strip() or word or "".join(surface[first : last + 1]))
     return surface, word_of, words
 
