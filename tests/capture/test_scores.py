@@ -71,14 +71,16 @@ def test_rows_are_those_of_one_softmax(queries: int, keys: int, causal: bool, ma
     for span in spans:
         assert_close(scores.rows(span), alpha[:, :, span])
     assert scores.shape == alpha.shape
-    own, mixed = scores.survey(numbers(BATCH, GROUPS, keys, SIZE, seed=3))
+    context = scores.survey(numbers(BATCH, GROUPS, keys, SIZE, seed=3))
     value = numbers(BATCH, GROUPS, keys, SIZE, seed=3).repeat_interleave(2, dim=1)
-    assert_close(mixed, (alpha @ value).transpose(1, 2))
+    assert_close(context.mixed, (alpha @ value).transpose(1, 2))
+    assert context.size is not None
+    assert_close(context.size, (alpha @ value.norm(dim=-1, keepdim=True))[..., 0].transpose(1, 2))
     if queries == keys:
-        assert own is not None
-        assert_close(own, alpha.diagonal(dim1=2, dim2=3))
+        assert context.own is not None
+        assert_close(context.own, alpha.diagonal(dim1=2, dim2=3))
     else:
-        assert own is None
+        assert context.own is None
 
 
 @pytest.mark.parametrize("masked", ["", "boolean", "added"])

@@ -17,6 +17,7 @@ from tests.helpers.kernel_checks import (
     check_elementwise,
     check_flash,
     check_gram,
+    check_plain_block,
     check_quadratic,
     check_rows,
     check_scaled_sums,
@@ -59,6 +60,20 @@ def test_cancelling_heads(heads: int) -> None:
 @pytest.mark.parametrize("size", [33, 768, 5120])
 def test_row_lengths(size: int, dtype: torch.dtype, centred: bool) -> None:
     check_rows(77, size, dtype, centred, affine=size != 768, device="cuda")
+
+
+@pytest.mark.parametrize("masked", ["", "padded", "added", "causal"])
+@pytest.mark.parametrize(
+    ("heads", "length", "size", "out"),
+    [((1, 1), 1, 8, 5), ((12, 12), 128, 64, 768), ((12, 4), 77, 80, 300), ((16, 16), 100, 32, 96)],
+)
+def test_plain_block(heads: tuple[int, int], length: int, size: int, out: int, masked: str) -> None:
+    check_plain_block(heads, length, size, out, masked, device="cuda")
+
+
+@pytest.mark.parametrize("left", [1e-1, 1e-2, 1e-3])
+def test_plain_block_with_cancelling_heads(left: float) -> None:
+    check_plain_block((12, 12), 65, 64, 768, device="cuda", left=left)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -24,7 +24,7 @@ from normscope.decomposition.scopes import NORMS, SCOPES
 from normscope.errors import ExactnessError
 from normscope.kernels import Linear
 from tests.capture import test_capture
-from tests.decomposition import test_exactness, test_layer
+from tests.decomposition import test_exactness, test_layer, test_precision
 from tests.deep.mutants import FILES
 from tests.kernels import test_products
 
@@ -39,6 +39,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "cancelling heads": partial(test_exactness.test_cancelling_heads_keep_six_digits, 1e-3, 8),
     "grouped heads": partial(test_exactness.test_cancelling_heads_keep_six_digits, 1.0, 2),
     "cancelling heads in float32": partial(test_products.test_heads_that_cancel_in_float32, 1e-3),
+    "both precisions": partial(test_precision.test_both_precisions_agree, "bert"),
     "products kept": test_products.test_kept_until_the_weight_changes_in_whatever_way,
     "marian's residual": partial(test_capture.test_residual_is_what_enters_the_layer, "marian"),
     "bert's block by loops": test_layer.test_bert_block_against_loops,
@@ -216,6 +217,24 @@ def gram_matrix_of_float32(right: Any) -> Any:
 def own_vector_left_to_float32(right: Any) -> Any:
     """Never compute the query's own vector again in float64, however much the heads cancel."""
     return math.inf
+
+
+@mistake("decomposition.attention:factor_norms", "both precisions")
+def query_and_key_swapped_in_float32(right: Any) -> Any:
+    """Return the norms by key and query."""
+    return lambda *args: [norms.mT for norms in right(*args)]
+
+
+@mistake("decomposition.attention:cholesky", "both precisions")
+def factors_of_another_key(right: Any) -> Any:
+    """Use the vectors of the key before."""
+    return lambda grams: right(grams).roll(1, dims=1)
+
+
+@mistake("capture.record:Capture.own_vectors", "both precisions")
+def own_vector_of_another_query(right: Any) -> Any:
+    """Return the own vector of the query before."""
+    return lambda self: right(self).roll(1, dims=1)
 
 
 # ----------------------------------------------------------------------- residuals and norms

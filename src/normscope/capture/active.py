@@ -17,6 +17,8 @@ from torch import Tensor
 from normscope.capture.recorder import Recorder
 
 ACTIVE: ContextVar[tuple[Recorder, ...]] = ContextVar("normscope_active", default=())
+# Whether a CUDA graph of a batch without padding is being recorded in this thread.
+UNPADDED: ContextVar[bool] = ContextVar("normscope_unpadded", default=False)
 
 
 def active(condition: Callable[[Recorder], bool]) -> list[Recorder]:

@@ -8,14 +8,14 @@ just read the name from a configuration must still find them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from normscope.capture.active import active, left_to_model, recomputing, replaying
+from normscope.capture.active import UNPADDED, active, left_to_model, recomputing, replaying
 from normscope.capture.inventory import Inventory, attention_of, configs_of, uses_interface
 from normscope.capture.plain import is_causal, is_plain, is_plain_call, scores_of
 from normscope.capture.recorder import Pending, Recorder
@@ -158,12 +158,31 @@ def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Any:
     runs = (name.runs() if isinstance(name, AttentionName) else name) or "eager"
     if runs not in MASKS:
         return None  # as in transformers itself, for an attention without a mask function
+    if runs == "sdpa" and UNPADDED.get() and _is_skipped(kwargs):
+        return None
     mask = MASKS[runs](*args, config=config, **kwargs)
     if isinstance(name, AttentionName) and name.recorded() and isinstance(mask, Tensor):
         # Lower numbers overflow in a softmax of float32: rows in which everything is masked
         # (padding on the left) would become NaN, which spreads from padding to real tokens.
         mask = mask.clamp_min(lowest(mask.dtype)) if mask.is_floating_point() else mask
     return mask
+
+
+def _is_skipped(kwargs: Mapping[str, Any]) -> bool:
+    """Return whether transformers leaves out the mask of a batch without padding.
+
+    While a CUDA graph is recorded, it cannot look for padding and makes a mask in any case, with
+    which sdpa is slower.
+    """
+    keys, window = kwargs.get("kv_length"), kwargs.get("local_size")
+    if window is not None and (keys is None or keys >= window):
+        return False
+    if kwargs.get("allow_is_bidirectional_skip"):
+        return True
+    queries = kwargs.get("q_length")
+    if queries is None and isinstance(position := kwargs.get("cache_position"), Tensor):
+        queries = len(position)
+    return bool(kwargs.get("allow_is_causal_skip")) and queries is not None and queries == keys
 
 
 def _original(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from normscope.capture.projection import Projection, project
 from normscope.capture.scores import Context, Scores, lowest
 from normscope.foundation.shapes import Bool, Float
+from normscope.kernels.gram import wide_matmul
 
 AttentionKind = Literal["self", "cross"]
 # interface: by transformers' attention interface. watched: as a product of a softmax with values.
@@ -94,9 +95,18 @@ class Capture:
         if alpha is None:
             return None
         wide = torch.promote_types(self.output.dtype, torch.float32)
-        value = self._value_per_head(wide).transpose(1, 2)  # batch query head e
-        weighted = (value * alpha.to(wide).transpose(1, 2).unsqueeze(-1)).flatten(2)
-        return weighted @ self.projection.weight.flatten(0, 1).to(wide)
+        batch, heads, queries, _ = self.shape
+        weight = self.projection.weight.flatten(0, 1)
+        vectors = alpha.new_empty((batch, queries, weight.shape[1]), dtype=wide)
+        step = max(1, 2**25 // (batch * len(weight)))
+        for start in range(0, queries, step):  # in blocks: a long text's vectors are large
+            rows = slice(start, start + step)
+            value = self.value[:, :, rows].to(wide).transpose(1, 2)  # batch rows group e
+            if value.shape[2] != heads:
+                value = value.repeat_interleave(heads // value.shape[2], dim=2)
+            weighted = value * alpha[:, :, rows].to(wide).transpose(1, 2).unsqueeze(-1)
+            vectors[:, rows] = wide_matmul(weighted.flatten(2), weight)
+        return vectors
 
     def reconstruct(self) -> Float[Tensor, "batch query out"]:
         """Return Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equals ``output``."""

@@ -109,7 +109,7 @@ class Cells:
         return gaps if self.context_gap is None else torch.maximum(gaps, self.context_gap)
 
 
-@functools.lru_cache(64)
+@functools.cache  # recorded graphs read these numbers, so they are never freed
 def _chances(batch: int, seed: int, device: torch.device) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     return torch.rand(DRAWS, batch, CELLS, generator=draw, dtype=torch.float64).to(device)

@@ -154,7 +154,6 @@ def _levels(
     assert projection.module is not None
     weight = projection.weight
     products = kept_products(projection.module, weight, linear, triton.padded_products)
-    view.attention.scratch.hold(products)
     return {end: linear.index(chain) for end, chain in steps.items()}, products
 
 

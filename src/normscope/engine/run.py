@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import AttentionMode, Capture, capture
+from normscope.capture.active import UNPADDED
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
-from normscope.decomposition.cells import _chances as chances
 from normscope.decomposition.layer import LayerView
 from normscope.engine.batch import Batch
 from normscope.engine.judge import check_masks, judge
@@ -36,6 +36,7 @@ from normscope.errors import ExactnessError, UnsupportedModelError
 from normscope.foundation.caching import values_used
 from normscope.foundation.progress import is_shown, stage
 from normscope.kernels import Scratch
+from normscope.kernels.products import forget_products
 from normscope.models.running import evaluating
 
 LONG = 1024  # tokens; attention weights of longer inputs are not kept as a whole
@@ -194,6 +195,9 @@ class Engine:
             if "fused" not in running.paths:
                 raise
             if self.attention == "auto":
+                # Weights may have been written to in a way that torch does not count.
+                self.recordings.clear()
+                forget_products(self.model)
                 return self.finish(self._forward(batch, "eager").fetch())
             raise ExactnessError(
                 f'{error} The weights were computed from queries and keys: try attention="eager".'
@@ -342,6 +346,7 @@ class Engine:
         random = torch.cuda.default_generators[torch.cuda.current_device()]
         before = random.clone_state()
         torch.cuda.synchronize()
+        unpadded = UNPADDED.set(not batch.padded)
         try:
             with values_used() as held, torch.cuda.graph(graph):
                 size = -torch.cuda.memory_reserved()
@@ -352,13 +357,9 @@ class Engine:
             # A failed recording leaves the generator in capture mode, in which it cannot draw.
             random.graphsafe_set_state(before)
             return None
-        return RecordedPass(graph, inputs, recorded, [*held, *_draws(recorded)], size)
-
-
-def _draws(recorded: Pass) -> list[Tensor]:
-    """The random numbers by which the cells of spot checks are chosen."""
-    shapes = [record.positions.queries for record in recorded.parts.values()]
-    return [chances(len(real), seed, real.device) for real in shapes for seed in (0, 1)]
+        finally:
+            UNPADDED.reset(unpadded)
+        return RecordedPass(graph, inputs, recorded, held, size)
 
 
 def _worst(observed: Mapping[Part, Observed]) -> dict[str, float]:

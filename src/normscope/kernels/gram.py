@@ -80,9 +80,8 @@ def head_vectors(
     batch, groups, keys, _ = value.shape
     rows = value.to(weight.dtype).transpose(0, 1).flatten(1, 2)  # group (batch key) head_size
     rows = rows.repeat_interleave(len(weight) // groups, dim=0) if groups < len(weight) else rows
-    if out is not None and out.dtype != weight.dtype:  # 16-bit factors: their products fit float32
-        out.copy_(wide_product(rows, weight))
-        return out.unflatten(1, (batch, keys))
+    if weight.element_size() == 2 and out is None:  # their products fit float32
+        return wide_product(rows, weight).unflatten(1, (batch, keys))
     return torch.bmm(rows, weight, out=out).unflatten(1, (batch, keys))
 
 
@@ -91,6 +90,23 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     if a.is_cuda and _HAS_OUT_DTYPE:
         return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(a.float(), b.float())
+
+
+def wide_matmul(
+    a: Float[Tensor, "batch row in"], b: Float[Tensor, "in out"]
+) -> Float[Tensor, "batch row out"]:
+    """Multiply float32 or float64 vectors by a matrix that may be 16-bit.
+
+    On CUDA, float32 numbers times a 16-bit matrix are two 16-bit products: the numbers rounded,
+    and what that leaves.
+    """
+    if b.element_size() > 2 or not (b.is_cuda and _HAS_OUT_DTYPE):
+        return a @ b.to(a.dtype)
+    rows = a.flatten(0, 1)
+    rounded = rows.to(b.dtype)
+    rest = (rows - rounded).to(b.dtype)
+    product = wide_product(rounded[None], b[None]) + wide_product(rest[None], b[None])
+    return product[0].view(*a.shape[:2], -1)
 
 
 def gram_matrices(
@@ -126,8 +142,11 @@ def gram_matrices(
     own = None if own is None else own.to(wide).transpose(1, 2)
     for span in blocks(keys, batch * heads * out, value.device):
         count = batch * (span.stop - span.start)
-        vectors = scratch.take("vectors", (heads, count, out), value, wide)
-        head_vectors(value[:, :, span], weight, out=vectors)
+        if wide == weight.dtype:
+            vectors = scratch.take("vectors", (heads, count, out), value, wide)
+            head_vectors(value[:, :, span], weight, out=vectors)
+        else:
+            vectors = head_vectors(value[:, :, span], weight).flatten(1, 2)
         own_rows = None if own is None else own[:, span].flatten(0, 1)
         if triton is not None:
             # A multiplier is one number for all places; the kernel reads one for each place.

@@ -30,11 +30,6 @@ class Scratch:
     def __init__(self) -> None:
         keep_freed_memory()
         self._arrays: dict[str, Tensor] = {}
-        self._held: list[object] = []
-
-    def hold(self, thing: object) -> None:
-        """Keep something alive as long as this memory: what a recorded graph reads, say."""
-        self._held.append(thing)
 
     def take(
         self, name: str, shape: Sequence[int], like: Tensor, dtype: torch.dtype = torch.float64

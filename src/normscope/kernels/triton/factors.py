@@ -83,7 +83,7 @@ def gram_factors(
     products: Float[Tensor, "level head head width width"],
     ridge: float,
     smallest: float,
-) -> tuple[Float[Tensor, "level head rank key"], Float[Tensor, "batch head key"]]:
+) -> tuple[Float[Tensor, "level head rank row"], Float[Tensor, "batch head key"]]:
     """Factor the Gram matrices of every key's vectors, for each of several linear maps L.
 
     Args:
@@ -174,7 +174,7 @@ def _cell_norms(
 def cell_norms(
     scores: Float[Tensor, "batch head query key"],
     lse: Float[Tensor, "batch head query"],
-    factors: Float[Tensor, "level head rank key"],
+    factors: Float[Tensor, "level head rank row"],
     maps: Sequence[CellMap],
 ) -> tuple[list[Float[Tensor, "batch query key"]], Float[Tensor, "map batch tile query"]]:
     """Compute several maps of all cells in float32, and their sums over keys by tiles of keys.

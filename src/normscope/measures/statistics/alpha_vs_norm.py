@@ -146,12 +146,25 @@ class AlphaVersusNorm:
 
     def _keep(self, sample: StatisticState) -> StatisticState:
         """Return the pairs of each category with the smallest hashes, in the order of these."""
+        sample = self._near(sample)
         keys = ("key", "query", "head", "layer", "sequence", "order", "category")
         order = np.lexsort([sample[name] for name in keys])
         category = sample["category"][order]
         place = np.arange(len(order)) - np.searchsorted(category, category)
         kept = order[place < self.settings.scatter]
         return {name: values[kept] for name, values in sample.items()}
+
+    def _near(self, sample: StatisticState) -> StatisticState:
+        """Return the pairs whose hash is at most the last one of their category that is kept."""
+        order, category, most = sample["order"], sample["category"], self.settings.scatter
+        near = np.zeros(len(order), dtype=bool)
+        for c in np.unique(category):
+            places = np.flatnonzero(category == c)
+            hashes = order[places]
+            if len(places) > most > 0:
+                places = places[hashes <= np.partition(hashes, most - 1)[most - 1]]
+            near[places] = True
+        return {name: values[near] for name, values in sample.items()}
 
     def merge(self, one: StatisticState, other: StatisticState) -> StatisticState:
         def joined(part: str) -> dict[str, Any]:

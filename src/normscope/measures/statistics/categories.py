@@ -9,7 +9,7 @@ import numpy as np
 
 from normscope.measures.statistics.base import StatisticState, Table
 from normscope.measures.statistics.batch import Layer, MeasuredBatch
-from normscope.measures.statistics.moments import grid, means, with_interval
+from normscope.measures.statistics.moments import grid, means, sums_by_category, with_interval
 from normscope.measures.statistics.settings import StatisticSettings
 
 MEASURES = ("alpha", "weighted_norm", "transformed_norm")
@@ -46,7 +46,7 @@ class Categories:
 
         def summed(values: Any) -> Any:
             real = np.where(batch.real[:, None, None], values, 0)
-            return np.einsum("blhk,bkc->bclh", real, member)
+            return sums_by_category(real, member)
 
         mean = summed(norm) / np.maximum(tokens, 1)[:, :, None, None]
         # row category measure layer head

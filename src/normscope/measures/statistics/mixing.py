@@ -11,7 +11,7 @@ from normscope.decomposition.scopes import ANALYSES, by_vectors
 from normscope.foundation.ranks import spearman
 from normscope.measures.statistics.base import StatisticState, Table
 from normscope.measures.statistics.batch import Layer, MeasuredBatch
-from normscope.measures.statistics.moments import add, grid, means, with_interval
+from normscope.measures.statistics.moments import add, grid, means, sums_by_category, with_interval
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.measures.statistics.vocabulary import OTHERS
 
@@ -33,7 +33,7 @@ class Mixing:
         real = batch.real[:, None, None]
         names, member = self._categories(batch)
         tokens = member.sum(axis=1)  # row category
-        summed = np.einsum("blaq,bqc->bcla", np.where(real, ratios, 0), member.astype(float))
+        summed = sums_by_category(np.where(real, ratios, 0), member.astype(float))
         mean = summed / np.maximum(tokens, 1)[:, :, None, None]
         present = (tokens > 0).astype(float)
         whole = summed[:, -1].sum(axis=1)  # row analysis, over all tokens and layers

@@ -17,6 +17,16 @@ from normscope.measures.statistics.base import StatisticState
 Array = NDArray[np.float64]
 
 
+def sums_by_category(
+    values: Float[NDArray[Any], "row layer measure token"],
+    member: Float[NDArray[Any], "row token category"],
+) -> Float[NDArray[Any], "row category layer measure"]:
+    """Add up the values of each category's tokens."""
+    rows, layers, measures, tokens = values.shape
+    sums = values.reshape(rows, layers * measures, tokens) @ member
+    return sums.transpose(0, 2, 1).reshape(rows, -1, layers, measures)
+
+
 def moments(
     values: Float[np.ndarray, "row token *rest"],
     real: Float[np.ndarray, "row token"],
