@@ -17,6 +17,7 @@ from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.engine.run import look
 from normscope.errors import ExactnessError
+from normscope.kernels import cholesky, factor_norms
 from normscope.models.architectures import tiny_inputs, tiny_model
 
 PROMISED = 2e-6  # of Σ_h ‖α_h f_h‖, for float32 models
@@ -151,9 +152,9 @@ def test_factors_of_cancelling_heads(left: float) -> None:
     f[0, 1, :2] = 0
     alpha = torch.rand(2, 3, 7, 5).repeat_interleave(2, dim=1)
     wide = f.double()
-    factors = attention.cholesky(wide @ wide.mT)
+    factors = cholesky(wide @ wide.mT)
     assert bool(factors.isfinite().all())
-    (lengths,) = attention.factor_norms(alpha, [factors])
+    (lengths,) = factor_norms(alpha, [factors])
     dense = torch.einsum("bhqk,bkho->bqko", alpha.double(), wide).norm(dim=-1)
     parts = torch.einsum("bhqk,bkh->bqk", alpha.double(), wide.norm(dim=-1))
     assert bool((lengths[parts == 0] == 0).all())

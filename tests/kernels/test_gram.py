@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -172,6 +172,41 @@ class Dense(ModuleType):
             scores = scores.masked_fill(~seen, -torch.inf)
         return scores
 
+    def row_lengths(self, rows: Any) -> Any:
+        self._note("row_lengths")
+        total, own, residual = rows.total.double(), rows.own, rows.residual
+        none = torch.zeros_like(total)
+        bias = none if rows.bias is None else rows.bias.double() + none
+        others = total - bias - own
+        vectors = {"own": own, "others": others, "bias": bias}
+        pairs = {"ratio": ("own", "others")}
+        if residual is not None:
+            vectors |= {"own_residual": own + residual,
+                        "gap_residual": total + residual - rows.after_residual}  # fmt: skip
+            pairs["ratio_residual"] = "own_residual", "others"
+        sigmas: dict[str, Any] = {}
+        if rows.after_norm is not None:
+            wide = rows.after_residual.double()
+            spread = wide - wide.mean(dim=-1, keepdim=True) if rows.centred else wide
+            sigma = (spread.square().mean(dim=-1, keepdim=True) + rows.eps).sqrt()
+
+            def through(v: Tensor) -> Tensor:
+                v = v - v.mean(dim=-1, keepdim=True) if rows.centred else v
+                return (v if rows.gamma is None else v * rows.gamma.double()) / sigma
+
+            shift = none if rows.beta is None else rows.beta.double()
+            vectors |= {
+                "own_norm": through(own + residual),
+                "others_norm": through(others),
+                "bias_norm": through(bias) + shift,
+                "gap_norm": through(total + residual) + shift - rows.after_norm,
+            }
+            sigmas["weight"] = 1 / sigma.squeeze(-1)
+            pairs["ratio_norm"] = "own_norm", "others_norm"
+        lengths = {k: v.double().norm(dim=-1) for k, v in vectors.items()}
+        ratios = {k: lengths[b] / (lengths[a] + lengths[b]) for k, (a, b) in pairs.items()}
+        return SimpleNamespace(**lengths, **ratios, **sigmas)
+
 
 @pytest.fixture
 def dense(monkeypatch: pytest.MonkeyPatch) -> Dense:
@@ -198,7 +233,7 @@ WHOLE = {"gram_matrices", "quadratic_norms"}
         ("olmo2", torch.float64, "eager", 1e-12, WHOLE),
         ("granite", torch.float64, "eager", 1e-12, WHOLE),
         ("gpt_neox", torch.float64, "eager", 1e-12, WHOLE),
-        ("llama", torch.bfloat16, "fused", 2e-2, {"flash_norms"}),
+        ("llama", torch.bfloat16, "fused", 2e-2, {"flash_norms", "row_lengths"}),
     ],
 )
 def test_maps_are_the_same_by_either_kernels(

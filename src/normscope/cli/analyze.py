@@ -68,6 +68,7 @@ class AnalyzeArguments(CommandArguments):
     maps: str | None = shared(AnalysisOptions, "maps", default=None)
     heads: str | None = shared(AnalysisOptions, "heads", default=None)
     ff_bias: str = shared(AnalysisOptions, "ff_bias")
+    precision: str = shared(AnalysisOptions, "precision")
     memory: str = shared(AnalysisOptions, "memory")
     layer: list[int] | None = option(
         None, help="Keep only this layer, counted from 0. May be given several times.", metavar="N"
@@ -209,8 +210,10 @@ def _check(arguments: AnalyzeArguments, keywords: dict[str, Any]) -> None:
     output, reductions, layers = arguments.output, keywords["reduce"], arguments.layers
     if ("category" in reductions) != bool(keywords["categories"]):
         raise InputError("--reduce category and --category NAME=TOKEN must be given together")
-    settings = ("maps", "heads", "ff_bias", "memory", "attention", "reduce", "categories")
-    AnalysisOptions(**{name: keywords[name] for name in settings}).checked()
+    settings = ("maps", "heads", "ff_bias", "precision", "memory", "attention")
+    settings_of_reductions = ("reduce", "categories")
+    names = (*settings, *settings_of_reductions)
+    AnalysisOptions(**{name: keywords[name] for name in names}).checked()
     if reductions and layers:
         raise InputError("--layer selects maps, and --reduce keeps none: leave one of them out")
     if layers and min(layers) < 0:

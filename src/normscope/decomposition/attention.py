@@ -234,7 +234,9 @@ class AttentionDecomposition:
         if isinstance(weights, Scores):
             rows = weights.some(i)  # batch head cell key
             alpha = rows.gather(3, j[:, None, :, None].expand(*rows.shape[:3], 1))[..., 0]
-            alpha, context_gap = alpha.transpose(1, 2).double(), self._context_gap(rows, row, i)
+            alpha = alpha.transpose(1, 2).double()
+            if weights.flash:  # of all queries otherwise
+                context_gap = self._context_gap(rows, row, i)
         else:
             alpha = weights[row, :, i, j].double()  # batch cell head
         value = self.value[row, :, j].double()

@@ -23,7 +23,7 @@ from normscope.decomposition.block import Norm, Parts, length
 from normscope.decomposition.cells import Cells, Positions
 from normscope.decomposition.chain import DecompositionOptions, LayerChain, scopes_of
 from normscope.decomposition.maps import KEEP_NOTHING, Reduce, ScopeMap
-from normscope.decomposition.plain import maps_by_kernels
+from normscope.decomposition.plain import lengths_by_kernel, maps_by_kernels
 from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Station
 from normscope.foundation.shapes import Float
 from normscope.kernels import Scratch
@@ -119,6 +119,9 @@ class LayerView:
         if self.how.maps:
             self.attention.measure([after[len(before) :] for before, after in pairwise(linear)])
         levels = {name: linear.index(steps[name]) for name in chosen}
+        maps = lengths_by_kernel(self, chosen, levels)
+        if maps is not None:
+            return maps
         keys = self.positions.keys
         return {
             name: ScopeMap.of_parts(

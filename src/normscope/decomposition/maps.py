@@ -105,17 +105,21 @@ class ScopeMap:
     def keep(self, block: slice, rows: Float[Tensor, "batch rows key"]) -> None:
         """Keep the rows of a block of queries or their reductions, and the drawn cells."""
         if self.drawn is not None:
-            i, j = self.drawn
-            row = torch.arange(len(i), device=i.device).unsqueeze(1)
-            values = rows[row, (i - block.start).clamp(0, rows.shape[1] - 1), j]
-            inside = (i >= block.start) & (i < block.stop)
-            values = values if self.at_cells is None else torch.where(inside, values, self.at_cells)
-            self.at_cells = values
+            self.at_cells = self._drawn_cells(block, rows, *self.drawn)
         if self.reduce is None:
             self.values = self._put(self.values, block, rows)
             return
         for name, reduced in self._reduced(rows, self.reduce).items():
             self.reduced[name] = self._put(self.reduced.get(name), block, reduced)
+
+    def _drawn_cells(self, block: slice, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        """Return the values of the drawn cells that are known so far."""
+        row = torch.arange(len(i), device=i.device).unsqueeze(1)
+        if rows.shape[1] == self.queries:
+            return rows[row, i, j]
+        values = rows[row, (i - block.start).clamp(0, rows.shape[1] - 1), j]
+        inside = (i >= block.start) & (i < block.stop)
+        return values if self.at_cells is None else torch.where(inside, values, self.at_cells)
 
     def _reduced(self, rows: Float[Tensor, "batch rows key"], reduce: Reduce) -> dict[str, Tensor]:
         """Return the reductions of some rows."""

@@ -106,6 +106,29 @@ def maps_by_kernels(
     return maps
 
 
+def lengths_by_kernel(
+    view: LayerView, chosen: Sequence[str], levels: dict[str, int]
+) -> dict[str, ScopeMap] | None:
+    """Measure the (query, hidden) vectors of a plain block; return None where that is not possible.
+
+    The maps have no rows yet. This needs no further array of (query, hidden) size.
+    """
+    triton = triton_for(view.attention.kernels, view.captured.device)
+    ends = {SCOPES[name].end for name in chosen}
+    own = None if triton is None or view.attention.rebuilt else view.attention.own
+    if triton is None or own is None or not _is_plain(view, ends):
+        return None
+    stations = _stations(view, ends, triton, own.flatten(0, 1))
+    maps = {}
+    for name in chosen:
+        rows = stations[SCOPES[name].end]
+        maps[name] = _scope_map(view, SCOPES[name], rows)
+        maps[name].level = levels[name]
+        none = torch.zeros_like(rows.own)
+        maps[name].difference = none if rows.difference is None else rows.difference
+    return maps
+
+
 def _gap_inputs(view: LayerView, products: KeptProducts) -> GapInputs:
     captured = view.captured
     return GapInputs(
@@ -136,12 +159,17 @@ def _is_served(view: LayerView, ends: set[Station]) -> bool:
         and {scores.query.dtype, captured.value.dtype, projection.weight.dtype} == {torch.float32}
         and captured.output.dtype == torch.float32
     )
-    if not served or view.layer is None or ends == {"attention"}:
-        return served
+    return served and _is_plain(view, ends)
+
+
+def _is_plain(view: LayerView, ends: set[Station]) -> bool:
+    """Return whether at most a residual and one norm lie before these stations."""
+    if view.layer is None or ends == {"attention"}:
+        return True
     block = view.chain.block
     plain = block.branch is None and block.scale is None and not view.chain.whole.layout.parallel
     two_norms = block.after is not None and "ff_input" in ends
-    return plain and not two_norms and captured.residual is not None
+    return plain and not two_norms and view.captured.residual is not None
 
 
 def _levels(

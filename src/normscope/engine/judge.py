@@ -47,6 +47,9 @@ def judge(
         gaps: (layer, row) for each quantity measured, relative to the size of the parts.
         bound: the largest gap to accept; by default that of the dtypes.
     """
+    smallest = min(map(bound_of, dtypes), default=0.0) if bound is None else bound
+    if all(by_layer.max(initial=0.0) <= smallest for by_layer in gaps.values()):
+        return  # also false for NaN
     for index, layer in enumerate(layers):
         for by_layer in gaps.values():
             if not np.isfinite(by_layer[index]).all():

@@ -122,7 +122,7 @@ def float32_products(device: torch.device) -> str:
 @triton.jit
 @no_type_check
 def _own_vectors(
-    value, alpha, weight, out, value_b, value_h, value_j, heads, keys, count,
+    value, alpha, weight, out, value_b, value_h, value_j, weight_e, weight_d, heads, keys, count,
     size: tl.constexpr, width: tl.constexpr, GROUP: tl.constexpr, BN: tl.constexpr,
     BD: tl.constexpr, E: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -137,7 +137,7 @@ def _own_vectors(
     for h in range(heads):
         v = tl.load(rows + h // GROUP * value_h, inside, other=0.0)
         a = tl.load(alpha + (batch * heads + h) * keys + n % keys, n < count, other=0.0)
-        spots = (h * size + e).to(tl.int64)[:, None] * width + d
+        spots = (h * size + e).to(tl.int64)[:, None] * weight_e + d.to(tl.int64) * weight_d
         w = tl.load(weight + spots, (e < size)[:, None] & (d < width), other=0.0)
         # Added head by head: tensor cores do not round to nearest when they accumulate.
         total += tl.dot(v * a[:, None], w, input_precision=PRECISION)
@@ -151,14 +151,15 @@ def own_vectors(
     weight: Float[Tensor, "head head_size out"],
 ) -> Float[Tensor, "row out"]:
     """Compute Σ_h α_ii f_h(x_i) of every position, in float32."""
-    value, weight = _rowwise(value), weight.contiguous()
+    value = _rowwise(value)
     heads, size, width = weight.shape
+    flat = weight.flatten(0, 1)
     batch, groups, keys, _ = value.shape
     count = batch * keys
     out = value.new_empty((count, width))
     tile = {"BN": 32, "BD": 128, "num_warps": 4, "num_stages": 3}
     _own_vectors[(triton.cdiv(count, tile["BN"]), triton.cdiv(width, tile["BD"]))](
-        value, alpha.contiguous(), weight, out, *value.stride()[:3],
+        value, alpha.contiguous(), flat, out, *value.stride()[:3], *flat.stride(),
         heads, keys, count, size=size, width=width, GROUP=heads // groups, E=_width(size),
         PRECISION=float32_products(value.device), **tile,
     )  # fmt: skip

@@ -143,7 +143,8 @@ def row_lengths(rows: RowInputs) -> RowLengths:
 @triton.jit
 @no_type_check
 def _projection(
-    merged, weight, bias, output, chosen, random, probe, out, queries, size, width, scale,
+    merged, weight, bias, output, chosen, random, probe, out, weight_e, weight_d,
+    queries, size, width, scale,
     SOME: tl.constexpr, HEADS: tl.constexpr, CHUNKS: tl.constexpr,
     E: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
@@ -168,7 +169,8 @@ def _projection(
             in_head = e < size
             c = tl.load(merged + i * features + spots, in_head, other=0.0).to(tl.float64)
             inside = in_head[:, None] & (d < width)
-            w = tl.load(weight + spots[:, None] * width + d, inside, other=0.0).to(tl.float64)
+            cells = spots[:, None] * weight_e + d.to(tl.int64) * weight_d
+            w = tl.load(weight + cells, inside, other=0.0).to(tl.float64)
             part = tl.sum(c[:, None] * w, axis=0)
             total += part
             parts += tl.abs(part)
@@ -265,15 +267,15 @@ def row_gaps(
         the lengths of a query's parts. Infinity where a number is not finite.
     """
     count, batch, tiles, queries = sums.shape
-    weight = inputs.weight.contiguous()
-    heads, size, width = weight.shape
+    heads, size, width = inputs.weight.shape
+    weight = inputs.weight.flatten(0, 1)
     block = 64
     chunks = triton.cdiv(width, block)
     options = {"device": sums.device, "dtype": torch.float64}
     projected = torch.empty((batch, chunks, 3), **options)  # type: ignore[call-overload]
     _projection[(batch, chunks)](
         inputs.merged.contiguous(), weight, inputs.bias, inputs.output.contiguous(),
-        inputs.chosen.contiguous(), inputs.random, inputs.probe, projected,
+        inputs.chosen.contiguous(), inputs.random, inputs.probe, projected, *weight.stride(),
         queries, size, width, inputs.scale, SOME=inputs.chosen.shape[1], HEADS=heads,
         CHUNKS=chunks, E=_width(size), BD=block, num_warps=4,
     )  # fmt: skip
