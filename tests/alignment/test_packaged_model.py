@@ -17,7 +17,7 @@ from normscope.alignment.extract import Choice
 from normscope.alignment.metadata import read_metadata
 from normscope.alignment.translator import embedded_model_path
 from normscope.decomposition import attention
-from normscope.kernels import quadratic_norms
+from normscope.kernels import factor_norms
 from normscope.models import identity, load
 from normscope.models.sides import tokenizers_of
 
@@ -70,9 +70,9 @@ def test_a_wrong_map_is_refused_in_every_layer(
     layer: int | str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(*given: Any) -> list[Any]:
-        return [1.01 * norms for norms in quadratic_norms(*given)]
+        return [1.01 * norms for norms in factor_norms(*given)]
 
-    monkeypatch.setattr(attention, "quadratic_norms", wrong)
+    monkeypatch.setattr(attention, "factor_norms", wrong)
     source, target, *_ = by_hand()[0]
     with pytest.raises(ExactnessError, match="differ from the model's own output"):
         normscope.align(source, target, layer=layer, head="auto" if layer == "auto" else "sum")

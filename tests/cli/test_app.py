@@ -28,7 +28,8 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def test_mistakes_outside_a_command() -> None:
-    assert re.fullmatch(r"No such command 'analyse'.*; see normscope --help", fail("analyse"))
+    expected = r"No such command 'analyse'.*(\? See|; see) normscope --help"
+    assert re.fullmatch(expected, fail("analyse"))
     assert re.fullmatch(r"No such option: --frobnicate; see normscope --help", fail("--frobnicate"))
     assert re.fullmatch(r"Missing command; see normscope --help", fail("--debug"))
 

@@ -159,7 +159,7 @@ Given = TypeVar("Given", AlignArguments, TranslateAlignArguments)
 
 @command
 def align(arguments: AlignArguments) -> None:
-    """Find which words in two sentences are translations of each other.
+    """Find which words of two sentences translate each other.
 
     The model reads the source and is forced to produce the target. Its cross-attention shows which
     source words each target word came from, measured by norms, which show what weights hide. Layer,
