@@ -132,6 +132,15 @@ def test_plain_blocks_of_whole_models(family: str) -> None:
             np.testing.assert_allclose(row[name].values, other[name].values, rtol=0, atol=bound)
             ratio, expected = row.mixing_ratio[name].values, other.mixing_ratio[name].values
             np.testing.assert_allclose(ratio, expected, rtol=0, atol=2e-6)
+    options["reduce"] = ("mixing_ratio", "row_sum", "top3")
+    reduced = normscope.analyze_inputs(model, inputs, kernels="triton", **options)
+    for row, other in zip(reduced, exact, strict=True):
+        for name in maps:
+            largest = -np.sort(-other[name].values, axis=-1)[..., :3]
+            top = row.top_value[name].values[..., : largest.shape[-1]]
+            np.testing.assert_allclose(top, largest, rtol=0, atol=1e-5 * largest.max())
+            sums = other[name].values.sum(axis=-1)
+            np.testing.assert_allclose(row.row_sum[name].values, sums, rtol=1e-5)
 
 
 def test_products_of_an_old_weight_are_noticed() -> None:
