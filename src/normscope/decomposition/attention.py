@@ -67,6 +67,7 @@ class AttentionDecomposition:
         self.scratch = Scratch() if scratch is None else scratch
         self.value = captured.value
         self.bias = captured.projection.bias
+        self.context_checked = False  # whether a kernel compared Σ_j αv of all queries
         self._grams: Grams | None = None
 
     @cached_property
@@ -235,7 +236,7 @@ class AttentionDecomposition:
             rows = weights.some(i)  # batch head cell key
             alpha = rows.gather(3, j[:, None, :, None].expand(*rows.shape[:3], 1))[..., 0]
             alpha = alpha.transpose(1, 2).double()
-            if weights.flash:  # of all queries otherwise
+            if not self.context_checked:
                 context_gap = self._context_gap(rows, row, i)
         else:
             alpha = weights[row, :, i, j].double()  # batch cell head

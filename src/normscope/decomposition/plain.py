@@ -88,7 +88,7 @@ def maps_by_kernels(
         [(rows.difference, rows.bias) for rows in of_map],
         view.positions.queries,
     )
-    view.attention.transformed_norm = single
+    view.attention.transformed_norm, view.attention.context_checked = single, True
     view.mean_weights = values[0]
     drawn = view.positions.cells(captured.layer)
     maps: dict[str, ScopeMap] = {}
