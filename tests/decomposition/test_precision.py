@@ -87,6 +87,23 @@ def test_float64_models_are_computed_in_float64() -> None:
         assert a.error == b.error
 
 
+def test_peaked_attention() -> None:
+    """Weights so small that the squares of their lengths underflow in float32."""
+    model = tiny_model("bert", dtype=torch.float32)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "query" in name or "key" in name:
+                parameter.mul_(60)
+    maps: Any = {"maps": ["attn_w", "attn_n", "attn_res_n"]}
+    quick = normscope.analyze_inputs(model, tiny_inputs("bert"), **maps)
+    exact = normscope.analyze_inputs(model, tiny_inputs("bert"), precision="float64", **maps)
+    values, expected = quick[0]["attn_n"].values, exact[0]["attn_n"].values
+    assert expected.min() < 1e-25
+    seen = expected > 1e-27
+    np.testing.assert_allclose(values[seen], expected[seen], rtol=1e-4)
+    assert values[~seen].max(initial=0) < 1e-26
+
+
 def test_an_unknown_precision() -> None:
     with pytest.raises(normscope.InputError, match="precision must be one of model, float64"):
         analyzed("bert", precision="float16")

@@ -19,7 +19,6 @@ from normscope.kernels import (
     RowInputs,
     ScoreInputs,
 )
-from normscope.kernels.gram import RIDGE, SMALLEST
 from normscope.kernels.products import kept_products
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -202,8 +201,7 @@ def check_plain_block(
 
     levels: list[tuple[Linear, ...]] = [(), (Linear(True, gamma),)]
     products = kept_products(nn.Identity(), weight, levels, kernels.padded_products)
-    ridge, smallest = RIDGE[torch.float64], SMALLEST
-    factors, single = kernels.gram_factors(value, products.blocks, ridge, smallest)
+    factors, single = kernels.gram_factors(value, products.blocks)
     torch.testing.assert_close(single.double(), f.norm(dim=-1), rtol=1e-6, atol=0)
     vectors = torch.einsum("bhqk,bhko->bqko", alpha, f)
     normed = (vectors - vectors.mean(dim=-1, keepdim=True)) * gamma.double()

@@ -17,8 +17,11 @@ from torch import Tensor
 from normscope.capture.recorder import Recorder
 
 ACTIVE: ContextVar[tuple[Recorder, ...]] = ContextVar("normscope_active", default=())
-# Whether a CUDA graph of a batch without padding is being recorded in this thread.
-UNPADDED: ContextVar[bool] = ContextVar("normscope_unpadded", default=False)
+# While a CUDA graph of a batch without padding is recorded in this thread: the shapes of the masks
+# that were looked at.
+UNPADDED: ContextVar[frozenset[tuple[int, ...]] | None] = ContextVar(
+    "normscope_unpadded", default=None
+)
 
 
 def active(condition: Callable[[Recorder], bool]) -> list[Recorder]:

@@ -158,7 +158,7 @@ def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Any:
     runs = (name.runs() if isinstance(name, AttentionName) else name) or "eager"
     if runs not in MASKS:
         return None  # as in transformers itself, for an attention without a mask function
-    if runs == "sdpa" and UNPADDED.get() and _is_skipped(kwargs):
+    if runs == "sdpa" and _is_skipped(kwargs, UNPADDED.get()):
         return None
     mask = MASKS[runs](*args, config=config, **kwargs)
     if isinstance(name, AttentionName) and name.recorded() and isinstance(mask, Tensor):
@@ -168,12 +168,16 @@ def _mask(*args: Any, config: Any = None, **kwargs: Any) -> Any:
     return mask
 
 
-def _is_skipped(kwargs: Mapping[str, Any]) -> bool:
+def _is_skipped(kwargs: Mapping[str, Any], unpadded: frozenset[tuple[int, ...]] | None) -> bool:
     """Return whether transformers leaves out the mask of a batch without padding.
 
     While a CUDA graph is recorded, it cannot look for padding and makes a mask in any case, with
-    which sdpa is slower.
+    which sdpa is slower. ``unpadded`` has the shapes of the masks that are known to have none; a
+    mask of another shape was made by the model itself.
     """
+    mask = kwargs.get("attention_mask")
+    if unpadded is None or (isinstance(mask, Tensor) and tuple(mask.shape) not in unpadded):
+        return False
     keys, window = kwargs.get("kv_length"), kwargs.get("local_size")
     if window is not None and (keys is None or keys >= window):
         return False

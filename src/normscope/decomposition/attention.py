@@ -90,12 +90,15 @@ class AttentionDecomposition:
     def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
         """Compute Gram matrices also of L_1 f, L_2 L_1 f, …, and keep them as ``grams``."""
         projection = self.captured.projection
-        if self.rebuilt and self.products:
+        if self.products:
             assert projection.module is not None
             products = products_of(projection.module, projection.weight, chain)
             matrices = product_grams(self.value, products, self.scratch)
             single = matrices[0].diagonal(dim1=2, dim2=3).transpose(1, 2).sqrt()
-            self._grams = Grams(matrices, single, self._own_vectors(single))
+            if not self.rebuilt:  # from the upper half, counted twice, to the whole
+                matrices = [(upper + upper.mT).mul_(0.5) for upper in matrices]
+            own = self._own_vectors(single) if self.rebuilt else None
+            self._grams = Grams(matrices, single, own)
         else:
             weight, own = self.weight, self.captured.own_weight()
             if not self.rebuilt:

@@ -27,6 +27,7 @@ from normscope.decomposition.plain import lengths_by_kernel, maps_by_kernels
 from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Station
 from normscope.foundation.shapes import Float
 from normscope.kernels import Scratch
+from normscope.kernels.backend import without_tf32
 
 
 class LayerView:
@@ -72,11 +73,12 @@ class LayerView:
         """Compute maps with the heads summed, in one pass over the queries, and note their gaps."""
         behind = [name for name in wanted if self.chain.is_behind(name)]
         factored = [n for n in wanted if not self.chain.is_behind(n) and not SCOPES[n].weight]
-        maps = maps_by_kernels(self, wanted, reduce) if not behind else None
-        if maps is not None:
-            self._note_gaps(maps, wanted)
-            return {name: maps[name] for name in wanted}
-        maps = self._fill(self.lengths([NORMS, *factored]), wanted, reduce)
+        with without_tf32(self.captured.device):
+            maps = None if behind else maps_by_kernels(self, wanted, reduce)
+            if maps is not None:
+                self._note_gaps(maps, wanted)
+                return {name: maps[name] for name in wanted}
+            maps = self._fill(self.lengths([NORMS, *factored]), wanted, reduce)
         if behind:
             maps |= self._feed_forward_maps(behind)
         return {name: maps[name] for name in wanted if name in maps}
@@ -84,8 +86,9 @@ class LayerView:
     def head_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
         """Compute the maps of attention for every head, and note their gaps."""
         cells, attention = self._cells(), self.attention
-        alpha, output = attention.alpha, self.captured.output
-        weighted = alpha.double() * attention.transformed_norm.unsqueeze(2)
+        with without_tf32(self.captured.device):
+            alpha, output = attention.alpha, self.captured.output
+            weighted = alpha.double() * attention.transformed_norm.unsqueeze(2)
         difference = (attention.reconstructed - output).norm(dim=-1, dtype=torch.float64)
         maps = {}
         for name in wanted:

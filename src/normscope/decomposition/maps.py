@@ -167,7 +167,7 @@ class ScopeMap:
     def spot_gap(self, cells: Cells) -> Float[Tensor, " batch"]:
         """Return the gap of the drawn cells to the definition."""
         assert self.at_cells is not None
-        if self.scope.per_head:
+        if self.scope.weight or self.vectors_at is None:
             return cells.gap(self.at_cells, weight=self.scope.weight)
         assert self.sums is not None
         assert self.vectors_at is not None

@@ -30,8 +30,7 @@ from normscope.kernels import (
     ScoreInputs,
     triton_for,
 )
-from normscope.kernels.gram import RIDGE, SMALLEST
-from normscope.kernels.products import KeptProducts, kept_products
+from normscope.kernels.products import KeptProducts, kept_products, scales_of
 
 if TYPE_CHECKING:
     from normscope.decomposition.layer import LayerView
@@ -69,9 +68,7 @@ def maps_by_kernels(
     )
     attended = triton.attend(inputs, captured.value, scores.context)
     levels, products = _levels(view, names, triton)
-    factors, single = triton.gram_factors(
-        captured.value, products.blocks, RIDGE[torch.float64], SMALLEST
-    )
+    factors, single = triton.gram_factors(captured.value, products.blocks)
     own = triton.own_vectors(captured.value, attended.own, captured.projection.weight)
     stations = _stations(view, ends, triton, own)
     values, sums = triton.cell_norms(
@@ -82,7 +79,7 @@ def maps_by_kernels(
     )
     of_map = [stations["attention" if SCOPES[n].weight else SCOPES[n].end] for n in names]
     gaps, mixed = triton.row_gaps(
-        _gap_inputs(view, products),
+        _gap_inputs(view, products, names),
         attended,
         sums,
         [(rows.difference, rows.bias) for rows in of_map],
@@ -129,8 +126,9 @@ def lengths_by_kernel(
     return maps
 
 
-def _gap_inputs(view: LayerView, products: KeptProducts) -> GapInputs:
+def _gap_inputs(view: LayerView, products: KeptProducts, names: Sequence[str]) -> GapInputs:
     captured = view.captured
+    scales = scales_of([max((view.chain.steps(SCOPES[n].end) for n in names), key=len)])
     return GapInputs(
         captured.merged,
         captured.output,
@@ -140,6 +138,8 @@ def _gap_inputs(view: LayerView, products: KeptProducts) -> GapInputs:
         products.random,
         products.probe,
         products.scale,
+        gamma=scales[0] if scales else None,
+        known_gamma=products.scales[0] if scales else None,
     )
 
 

@@ -115,6 +115,14 @@ class Batch:
             self._on_cpu[name] = None if rows is None else rows.cpu()
         return self._on_cpu[name]
 
+    def unpadded_masks(self) -> frozenset[tuple[int, ...]] | None:
+        """Return the shapes of the masks, all without padding; None if there may be padding."""
+        others = [name for name in self.inputs if "mask" in name and name not in MASKS]
+        if self.padded or others:
+            return None
+        masks = [self.inputs.get(name) for name in MASKS]
+        return frozenset(tuple(mask.shape) for mask in masks if isinstance(mask, Tensor))
+
     def role(self, stack: str) -> str:
         """Return "decoder" for the decoder of an encoder–decoder model, otherwise ""."""
         return "decoder" if self.encoder_decoder and "decoder" in stack.split(".") else ""

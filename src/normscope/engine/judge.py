@@ -48,8 +48,9 @@ def judge(
         bound: the largest gap to accept; by default that of the dtypes.
     """
     smallest = min(map(bound_of, dtypes), default=0.0) if bound is None else bound
+    smallest = min(smallest, float(np.finfo(np.float64).max))
     if all(by_layer.max(initial=0.0) <= smallest for by_layer in gaps.values()):
-        return  # also false for NaN
+        return  # not if a gap is NaN or infinite
     for index, layer in enumerate(layers):
         for by_layer in gaps.values():
             if not np.isfinite(by_layer[index]).all():

@@ -87,10 +87,11 @@ class Recordings:
 
     def clear(self) -> bool:
         """Drop all graphs; return whether there were any."""
-        any_graph = any(graph is not None for graph in self.graphs.values())
-        self.state = None
-        self.seen.clear()
-        self.graphs.clear()
+        with self.lock:
+            any_graph = any(graph is not None for graph in self.graphs.values())
+            self.state = None
+            self.seen.clear()
+            self.graphs.clear()
         return any_graph
 
 

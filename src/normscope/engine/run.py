@@ -32,7 +32,7 @@ from normscope.engine.recordings import (
     settings,
     watched,
 )
-from normscope.errors import ExactnessError, UnsupportedModelError
+from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.foundation.caching import values_used
 from normscope.foundation.progress import is_shown, stage
 from normscope.kernels import Scratch
@@ -191,7 +191,7 @@ class Engine:
         parts = [running.observed(index) for index in range(len(self.measures))]
         try:
             self._judge(running, parts)
-        except ExactnessError as error:
+        except (ExactnessError, InputError) as error:
             if "fused" not in running.paths:
                 raise
             if self.attention == "auto":
@@ -199,6 +199,8 @@ class Engine:
                 self.recordings.clear()
                 forget_products(self.model)
                 return self.finish(self._forward(batch, "eager").fetch())
+            if isinstance(error, InputError):
+                raise
             raise ExactnessError(
                 f'{error} The weights were computed from queries and keys: try attention="eager".'
             ) from error
@@ -346,7 +348,7 @@ class Engine:
         random = torch.cuda.default_generators[torch.cuda.current_device()]
         before = random.clone_state()
         torch.cuda.synchronize()
-        unpadded = UNPADDED.set(not batch.padded)
+        unpadded = UNPADDED.set(batch.unpadded_masks())
         try:
             with values_used() as held, torch.cuda.graph(graph):
                 size = -torch.cuda.memory_reserved()

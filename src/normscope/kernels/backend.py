@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Literal
 
@@ -48,6 +50,20 @@ def triton_for(kernels: Kernels, device: torch.device) -> ModuleType | None:
     from normscope.kernels import triton
 
     return triton
+
+
+@contextmanager
+def without_tf32(device: torch.device) -> Iterator[None]:
+    """Compute float32 products on a GPU in full inside the context, also if TF32 is allowed."""
+    products = torch.backends.cuda.matmul
+    if device.type != "cuda" or not products.allow_tf32:
+        yield
+        return
+    products.allow_tf32 = False
+    try:
+        yield
+    finally:
+        products.allow_tf32 = True
 
 
 @functools.cache

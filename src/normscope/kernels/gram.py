@@ -35,6 +35,7 @@ from normscope.kernels.scratch import Scratch
 # How much the diagonal of a Gram matrix is enlarged before it is factored, relative to itself.
 RIDGE = {torch.float64: 1e-13, torch.float32: 1e-6}
 SMALLEST = 1e-200  # and at least by this; its root is zero in float32
+SHIFT = 2.0**32  # factors are multiplied by this, so that squares of small lengths do not underflow
 # Float64 numbers in the largest temporary array; on a CPU, about what its caches hold.
 BLOCK = {"cpu": 2**20, "cuda": 2**26}
 # Since 2.8 torch can return the product of 16-bit matrices in float32 on CUDA.
@@ -251,7 +252,7 @@ def flash_norms(
 
 
 def cholesky(grams: Float[Tensor, "batch key head head"]) -> Float[Tensor, "batch key head head"]:
-    """Compute Φ with ΦΦᵀ = G in float32, in place in ``grams`` if that is float64.
+    """Compute Φ with ΦΦᵀ = G in float32.
 
     The diagonal is enlarged by a multiple of the rounding of ``grams``, so that matrices without
     full rank have a factor too: ‖Φᵀa‖ changes by at most the root of that multiple, relative to
@@ -260,7 +261,7 @@ def cholesky(grams: Float[Tensor, "batch key head head"]) -> Float[Tensor, "batc
     ridge = RIDGE[grams.dtype]
     factors = torch.empty(grams.shape, dtype=torch.float32, device=grams.device)
     for span in blocks(grams.shape[1], 4 * grams[:, 0].numel(), grams.device):
-        wide = grams[:, span].double()
+        wide = grams[:, span].to(torch.float64, copy=True)
         diagonal = wide.diagonal(dim1=2, dim2=3)
         diagonal.mul_(1 + ridge).add_(SMALLEST)  # a head whose vector is zero has a zero row
         factors[:, span] = torch.linalg.cholesky_ex(wide)[0]
@@ -279,6 +280,7 @@ def factor_norms(
     # Computed by key first; the result is seen by query.
     lengths = torch.empty((count, batch, keys, queries), dtype=torch.float32, device=alpha.device)
     turned = torch.stack(list(factors), dim=2).transpose(3, 4).flatten(2, 3)  # (map head) head
+    turned = turned * SHIFT
     by_key = _keys_first(alpha, scratch)
     for span in blocks(keys, batch * heads * (count + 1) * queries // 2, alpha.device):
         shape = (batch, span.stop - span.start, heads, queries)
@@ -288,8 +290,9 @@ def factor_norms(
         product = scratch.take("product", (len(weights), width, queries), alpha, torch.float32)
         torch.bmm(turned[:, span].flatten(0, 1), weights, out=product)
         squares = product.mul_(product).view(-1, count, heads, queries).sum(dim=2)
-        lengths[:, :, span] = squares.sqrt_().unflatten(0, (batch, -1)).movedim(2, 0)
-    return [norms.transpose(1, 2) for norms in lengths.unbind(0)]
+        norms = squares.sqrt_().div_(SHIFT).unflatten(0, (batch, -1))
+        lengths[:, :, span] = norms.movedim(2, 0)
+    return [by_key.transpose(1, 2) for by_key in lengths.unbind(0)]
 
 
 def blocks(length: int, cost: int, device: torch.device) -> Iterator[slice]:

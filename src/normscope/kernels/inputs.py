@@ -46,6 +46,8 @@ class GapInputs:
     random: Float[Tensor, " features"]  # a random vector
     probe: Float[Tensor, " out"]  # its product with the weight, when products were made of it
     scale: Float[Tensor, ""]  # the largest number of the probe
+    gamma: Float[Tensor, " out"] | None = None  # the scale of a norm, as it is now
+    known_gamma: Float[Tensor, " out"] | None = None  # and as it was then
 
 
 @dataclass(frozen=True, eq=False)

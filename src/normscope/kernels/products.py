@@ -37,6 +37,7 @@ class KeptProducts:
     random: Float[Tensor, " features"]  # a random vector
     probe: Float[Tensor, " out"]  # its product with the weight that they were computed from
     scale: Float[Tensor, ""]  # the largest number of the probe
+    scales: list[Tensor]  # of the steps of L, as they were
 
 
 _KEPT: ModuleCache[KeptProducts] = ModuleCache()
@@ -89,7 +90,9 @@ def kept_products(
         rows = weight.flatten(0, 1)
         random = random_vector(len(rows), torch.float64, weight.device)
         probe = random @ rows.double()
-        return KeptProducts(pad(torch.stack(products)), random, probe, probe.abs().amax())
+        scale = probe.abs().amax().clamp_min(torch.finfo(probe.dtype).tiny)  # a weight may be zero
+        kept = [scale_of.detach().flatten().clone() for scale_of in scales]
+        return KeptProducts(pad(torch.stack(products)), random, probe, scale, kept)
 
     return _KEPT.get(module, (state, centred), compute, key=len(levels))
 

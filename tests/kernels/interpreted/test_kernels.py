@@ -143,16 +143,27 @@ def test_plain_blocks_of_whole_models(family: str) -> None:
             np.testing.assert_allclose(row.row_sum[name].values, sums, rtol=1e-5)
 
 
-def test_products_of_an_old_weight_are_noticed() -> None:
-    """A write that torch does not count: the pass is judged wrong, and run again without them."""
+@pytest.mark.parametrize("part", ["output.dense", "output.LayerNorm"])
+def test_products_of_an_old_weight_are_noticed(part: str) -> None:
+    """A write that torch does not count, in a layer whose cells are not computed again."""
     model, inputs = tiny_model("bert", dtype=torch.float32), tiny_inputs("bert")
-    options: Any = {"maps": ["attn_n"], "kernels": "triton"}
-    normscope.analyze_inputs(model, inputs, attention="fused", **options)
-    for name, parameter in model.named_parameters():
-        if name.endswith("attention.output.dense.weight"):
-            parameter.data.mul_(1.5)
+    options: Any = {"maps": ["attn_res_ln_n"], "kernels": "triton", "attention": "fused"}
+    normscope.analyze_inputs(model, inputs, **options)
+    weight = model.get_submodule(f"encoder.layer.1.attention.{part}").weight
+    assert isinstance(weight, torch.Tensor)
+    weight.data.mul_(1.5)
     with pytest.raises(ExactnessError):
-        normscope.analyze_inputs(model, inputs, attention="fused", **options)
+        normscope.analyze_inputs(model, inputs, **options)
+
+
+def test_a_zero_projection() -> None:
+    model, inputs = tiny_model("bert", dtype=torch.float32), tiny_inputs("bert")
+    with torch.no_grad():
+        model.get_parameter("encoder.layer.0.attention.output.dense.weight").zero_()
+    options: Any = {"maps": ["attn_n"], "kernels": "triton", "attention": "fused"}
+    (first, *_) = normscope.analyze_inputs(model, inputs, **options)
+    assert first["attn_n"].sel(layer=0).values.max() == 0
+    assert first["attn_n"].sel(layer=1).values.max() > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -12,6 +12,7 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 
 from normscope.foundation.shapes import Float
+from normscope.kernels.gram import RIDGE, SHIFT, SMALLEST
 from normscope.kernels.inputs import CellMap
 from normscope.kernels.triton.flash import _rowwise, _width
 
@@ -48,7 +49,7 @@ def _product_grams(
 @no_type_check
 def _factor(
     grams, factors, single, keys, count, RIDGE: tl.constexpr, SMALLEST: tl.constexpr,
-    HEADS: tl.constexpr, BN: tl.constexpr,
+    SHIFT: tl.constexpr, HEADS: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Cholesky factors of one level of some keys, a key for each thread; and ‖f_h‖."""
     n = (tl.program_id(0) * BN + tl.arange(0, BN)).to(tl.int64)
@@ -58,13 +59,13 @@ def _factor(
     for c in tl.static_range(HEADS):
         square = tl.load(grams + (first + c * HEADS + c) * count + n, n < count, other=1.0)
         if level == 0:
-            lengths = tl.sqrt(square).to(tl.float32)
+            lengths = tl.sqrt(tl.maximum(square, 0.0)).to(tl.float32)
             tl.store(single + (n // keys * HEADS + c) * keys + n % keys, lengths, n < count)
         square = square * (1 + RIDGE) + SMALLEST
         for k in tl.static_range(c):
             entry = factor[k * HEADS - k * (k - 1) // 2 + c - k]
             square -= entry * entry
-        pivot = tl.sqrt(square)
+        pivot = tl.sqrt(tl.maximum(square, SMALLEST))
         for h in tl.static_range(c, HEADS):
             if h == c:
                 entry = pivot
@@ -75,26 +76,23 @@ def _factor(
                     entry -= left * factor[k * HEADS - k * (k - 1) // 2 + c - k]
                 entry = entry / pivot
             factor += (entry,)
-            tl.store(factors + (first + h * HEADS + c) * count + n, entry.to(tl.float32), n < count)
+            spots = factors + (first + h * HEADS + c) * count + n
+            tl.store(spots, (entry * SHIFT).to(tl.float32), n < count)
 
 
 def gram_factors(
     value: Float[Tensor, "batch kv_head key head_size"],
     products: Float[Tensor, "level head head width width"],
-    ridge: float,
-    smallest: float,
 ) -> tuple[Float[Tensor, "level head rank row"], Float[Tensor, "batch head key"]]:
     """Factor the Gram matrices of every key's vectors, for each of several linear maps L.
 
     Args:
         value: the value vectors.
         products: L W_O^h (L W_O^k)ᵀ in float64, padded with zeros to the width of a tile.
-        ridge: how much diagonals are enlarged, relative to themselves.
-        smallest: and at least by this.
 
     Returns:
-        Φ with ΦΦᵀ = G in float32, keys of all rows last, and ‖f_h(x_j)‖. Φ is zero above its
-        diagonal; that half is not written.
+        Φ · SHIFT with ΦΦᵀ = G in float32, keys of all rows last, and ‖f_h(x_j)‖. Φ is zero above
+        its diagonal; that half is not written.
     """
     value = _rowwise(value)
     batch, groups, keys, size = value.shape
@@ -111,7 +109,8 @@ def gram_factors(
     )  # fmt: skip
     _factor[(triton.cdiv(count, 64), levels)](
         grams, factors, single, keys, count,
-        RIDGE=ridge, SMALLEST=smallest, HEADS=heads, BN=64, num_warps=2,
+        RIDGE=RIDGE[torch.float64], SMALLEST=SMALLEST, SHIFT=SHIFT, HEADS=heads, BN=64,
+        num_warps=2,
     )  # fmt: skip
     return factors, single
 
@@ -121,7 +120,7 @@ def gram_factors(
 def _cell_norms(
     scores, lse, factors, scales, diagonals, maps, sums, queries, keys, count,
     LEVELS: tl.constexpr, HALVED: tl.constexpr, COUNT: tl.constexpr, LEVEL_COUNT: tl.constexpr,
-    HEADS: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    HEADS: tl.constexpr, SHIFT: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries and keys, all maps; a cell's weights stay in its thread's registers."""
     batch = tl.program_id(1).to(tl.int64)
@@ -153,7 +152,7 @@ def _cell_norms(
                 for h in tl.static_range(r, HEADS):
                     part += weights[h] * tl.load(spots + (h * HEADS + r) * count)[None, :]
                 squares += part * part
-            lengths = tl.sqrt(squares)
+            lengths = tl.sqrt(squares) / SHIFT
         for m in tl.static_range(COUNT):
             if LEVELS[m] == level:
                 values = lengths
@@ -197,7 +196,7 @@ def cell_norms(
         scores, lse, factors, tuple(scales), tuple(diagonals), tuple(values), sums,
         queries, keys, factors.shape[3], LEVELS=levels, COUNT=len(maps),
         HALVED=tuple(cell_map.halved for cell_map in maps),
-        LEVEL_COUNT=1 + max(levels), HEADS=heads, num_warps=4, **tile,
+        LEVEL_COUNT=1 + max(levels), HEADS=heads, SHIFT=SHIFT, num_warps=4, **tile,
     )  # fmt: skip
     return values, sums
 

@@ -143,7 +143,8 @@ def row_lengths(rows: RowInputs) -> RowLengths:
 @triton.jit
 @no_type_check
 def _projection(
-    merged, weight, bias, output, chosen, random, probe, out, weight_e, weight_d,
+    merged, weight, bias, output, chosen, random, probe, gamma, known_gamma, out,
+    weight_e, weight_d,
     queries, size, width, scale,
     SOME: tl.constexpr, HEADS: tl.constexpr, CHUNKS: tl.constexpr,
     E: tl.constexpr, BD: tl.constexpr,
@@ -184,7 +185,13 @@ def _projection(
         if s == 0:
             known = tl.load(probe + d, d < width, other=0.0).to(tl.float64)
             change = tl.where(d < width, tl.abs(probed - known), 0.0)
-            tl.store(out + 2, tl.max(change, axis=0) / tl.load(scale).to(tl.float64))
+            changed = tl.max(change, axis=0) / tl.load(scale).to(tl.float64)
+            if gamma is not None:
+                now = tl.load(gamma + d, d < width, other=0.0).to(tl.float64)
+                before = tl.load(known_gamma + d, d < width, other=0.0).to(tl.float64)
+                size_of = tl.maximum(tl.max(tl.abs(before), axis=0), TINY)
+                changed = tl.maximum(changed, tl.max(tl.abs(now - before), axis=0) / size_of)
+            tl.store(out + 2, changed)
     tl.store(out, tl.sum(gap, axis=0))
     tl.store(out + 1, tl.sum(size_square, axis=0))
 
@@ -229,18 +236,20 @@ def _gaps(
         tl.store(ratio + spots, mean - kept / HEADS, i < queries)
     for m in tl.static_range(COUNT):
         worst = whole
-        if differences[m] is not None:
-            for start in range(0, queries, BQ):
-                i = start + tl.arange(0, BQ)
-                spots = row * queries + i
-                counts = (tl.load(real + spots, i < queries, other=0) != 0) & (i < queries)
-                size = tl.load(biases[m] + spots, i < queries, other=0.0).to(tl.float64)
-                for t in range(tiles):
-                    tile = ((m * rows + row) * tiles + t) * queries + i
-                    size += tl.load(sums + tile, i < queries, other=0.0).to(tl.float64)
+        for start in range(0, queries, BQ):
+            i = start + tl.arange(0, BQ)
+            spots = row * queries + i
+            counts = (tl.load(real + spots, i < queries, other=0) != 0) & (i < queries)
+            size = tl.load(biases[m] + spots, i < queries, other=0.0).to(tl.float64)
+            for t in range(tiles):
+                tile = ((m * rows + row) * tiles + t) * queries + i
+                size += tl.load(sums + tile, i < queries, other=0.0).to(tl.float64)
+            gap = tl.zeros((BQ,), tl.float64)
+            if differences[m] is not None:
                 difference = tl.load(differences[m] + spots, i < queries, other=0.0)
                 gap = difference.to(tl.float64) / tl.maximum(size, TINY)
-                worst = tl.maximum(worst, _worst(gap, counts))
+            gap = tl.where(size < float("inf"), gap, float("inf"))  # also for NaN
+            worst = tl.maximum(worst, _worst(gap, counts))
         tl.store(gaps + m * rows + row, worst)
 
 
@@ -275,7 +284,8 @@ def row_gaps(
     projected = torch.empty((batch, chunks, 3), **options)  # type: ignore[call-overload]
     _projection[(batch, chunks)](
         inputs.merged.contiguous(), weight, inputs.bias, inputs.output.contiguous(),
-        inputs.chosen.contiguous(), inputs.random, inputs.probe, projected, *weight.stride(),
+        inputs.chosen.contiguous(), inputs.random, inputs.probe,
+        inputs.gamma, inputs.known_gamma, projected, *weight.stride(),
         queries, size, width, inputs.scale, SOME=inputs.chosen.shape[1], HEADS=heads,
         CHUNKS=chunks, E=_width(size), BD=block, num_warps=4,
     )  # fmt: skip
