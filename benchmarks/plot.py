@@ -33,7 +33,7 @@ WORKS = {
     "2024": "whole layer (2024)",
     "dense float32": "norms, dense, float32",
     "eager": "eager attention",
-    "2021": "attention block (2021)",
+    "four": "attention block, four maps",
     "forward": "forward pass",
     "reduce": "summaries only",
 }
@@ -78,7 +78,7 @@ def draw(files: list[Path]) -> Figure:
     order = [label for label in WORKS.values() if label in handles]
     whole: Figure = axes[0].figure
     labels = [handles[label] for label in order]
-    whole.legend(labels, order, loc="outside lower center", ncols=4)
+    whole.legend(labels, order, loc="outside lower center", ncols=3)
     headline(whole, "Time for one text by its length")
     return whole
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from normscope.engine.batches import by_length, halves, padded_length
 from normscope.errors import InputError
+from normscope.measures.analysis import gpu_budget
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 60)), max_size=30)
 
@@ -57,3 +58,20 @@ def test_padding_to_a_multiple_within_the_limit() -> None:
     assert padded_length([3, 16], 16, 64) == 16
     assert padded_length([17, 17], 16, 64) == 17  # no padding, where none is needed
     assert padded_length([17], 16, 64) == 17
+
+
+def test_a_budget_that_depends_on_the_length() -> None:
+    lengths = [(100,)] * 5 + [(10,)] * 50
+    batches = list(by_length(lengths, lambda length: 300 if length > 50 else 200))
+    assert [len(batch) for batch in batches] == [3, 3, 20, 20, 9]
+
+
+def test_batches_of_a_gpu_are_larger_for_short_texts_only() -> None:
+    lengths = [(length,) for length in (2000, 1024, 512, 128, 64, 16) for _ in range(1000)]
+    batches = list(by_length(lengths, gpu_budget, 16))
+    rows = {lengths[batch[-1]][0]: len(batch) for batch in batches[:-1]}
+    assert rows[2000] == 1  # as on a CPU
+    assert rows[1024] == 2
+    assert rows[512] == 8
+    assert rows[128] == rows[64] // 2 == 128
+    assert rows[16] == 512  # not more, however short they are

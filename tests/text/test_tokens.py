@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
 import json
+import pickle
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +333,45 @@ def test_many_texts_leave_the_tokenizer_as_it_was() -> None:
     rows = encode_many(tokenizer, MANY, [None] * 3, max_length=None, truncate=False)
     assert len(rows[0]) == 9
     assert tokenizer.backend_tokenizer.to_str() == before
+
+
+# ---- words, found when they are read
+
+
+def test_words_are_found_when_they_are_read() -> None:
+    calls = []
+
+    def group() -> tuple[list[str], list[int], list[str]]:
+        calls.append(1)
+        return ["un", "do"], [0, 0], ["undo"]
+
+    known = Tokens(("un", "##do"), (8, 9), (False, False), ("un", "do"), (0, 0), ("undo",))
+
+    def tokens() -> Tokens:
+        return Tokens.grouped_later(["un", "##do"], [8, 9], [False, False], group)
+
+    assert len(tokens()) == 2
+    assert tokens().special == (False, False)
+    assert not calls
+    lazy = tokens()
+    assert lazy.words == ("undo",)
+    assert (lazy.word_of, lazy.texts) == ((0, 0), ("un", "do"))
+    assert len(calls) == 1  # all three were found at once, and kept
+    for same in (copy.deepcopy, lambda t: pickle.loads(pickle.dumps(t)), lambda t: t):
+        assert same(tokens()) == known
+        assert hash(same(tokens())) == hash(known)
+        assert same(tokens()).to_dict() == known.to_dict()
+        assert repr(same(tokens())) == repr(known)
+    assert dataclasses.replace(tokens(), words=("redo",)).words == ("redo",)
+    with pytest.raises(AttributeError, match="no attribute 'word'"):
+        _ = tokens().word  # type: ignore[attr-defined]
+
+
+def test_words_may_be_read_by_several_threads() -> None:
+    def group() -> tuple[list[str], list[int], list[str]]:
+        time.sleep(0.01)
+        return ["un", "do"], [0, 0], ["undo"]
+
+    tokens = Tokens.grouped_later(["un", "##do"], [8, 9], [False, False], group)
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: tokens.words, range(8))) == {("undo",)}

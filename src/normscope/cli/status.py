@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from normscope.cli.output import quiet
+from normscope.foundation.garbage import collection_paused
 from normscope.foundation.progress import showing
 from normscope.models.default import DEFAULT_MODEL
 
@@ -86,12 +87,10 @@ def import_transformers() -> None:
     """
     if "transformers.modeling_utils" in sys.modules or not gc.isenabled():
         return
-    gc.disable()
-    try:
+    with collection_paused():
         import transformers.modeling_utils  # noqa: F401
-    finally:
+
         gc.freeze()
-        gc.enable()
 
 
 def loading(model: str | None) -> str:

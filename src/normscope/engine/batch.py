@@ -143,7 +143,7 @@ class Batch:
         """Return the tokens of the real positions of a row, in a stack with this role."""
         known = None if self.row_tokens is None else self.row_tokens[row]
         tokens = None if known is None or is_vision(stack) else known.get(role)
-        if tokens is not None and len(tokens) == len(real):
+        if tokens is not None and len(tokens) == len(real) and not real.all():
             tokens = take(tokens, np.flatnonzero(real).tolist())
         if tokens is not None:
             if len(tokens) != int(real.sum()):

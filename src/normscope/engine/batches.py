@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -19,20 +19,22 @@ ADVICE = (
 
 
 def by_length(
-    lengths: Sequence[tuple[int, ...]], budget: int, multiple: int = 1
+    lengths: Sequence[tuple[int, ...]], budget: int | Callable[[int], int], multiple: int = 1
 ) -> Iterator[list[int]]:
     """Yield batches of row indices with similar lengths, longest first.
 
     Each row has one length for each of its sides (one, or source and target). A batch has at most
-    ``budget`` padded tokens, all sides together, and at least one row. Lengths count as the next
-    ``multiple``: batches of the same padded length then have the same number of rows.
+    ``budget`` padded tokens, all sides together, and at least one row; the budget can be a function
+    of the padded length. Lengths count as the next ``multiple``: batches of the same padded length
+    then have the same number of rows.
     """
     lengths = [tuple(-(-n // multiple) * multiple for n in row) for row in lengths]
     batch: list[int] = []
     longest: tuple[int, ...] = ()
     for row in sorted(range(len(lengths)), key=lambda row: lengths[row], reverse=True):
         padded = tuple(map(max, longest, lengths[row])) if batch else lengths[row]
-        if batch and (len(batch) + 1) * sum(padded) > budget:
+        most = budget if isinstance(budget, int) else budget(sum(padded))
+        if batch and (len(batch) + 1) * sum(padded) > most:
             yield batch
             batch, padded = [], lengths[row]
         batch.append(row)

@@ -31,7 +31,12 @@ from normscope.text.limits import check_fits, max_length_of
 from normscope.text.targets import shift_right
 from normscope.text.tokens import Encoded, encode_many, pad
 
-BATCH_TOKENS = 2048  # padded tokens in one batch
+BATCH_TOKENS = 2048  # padded tokens in one batch on a CPU
+# A GPU gets larger batches of short texts, because starting an operation takes longer than
+# executing it on a few rows. Memory for maps grows with the pairs of positions.
+GPU_TOKENS = 2**14
+GPU_PAIRS = 2**21
+GPU_ROWS = 512  # a grid of kernels has at most 65,535 blocks for rows and heads
 # On a GPU, the length of padded batches is a multiple of this: a few shapes then occur again and
 # again, and their CUDA graphs are replayed.
 LENGTHS = 16
@@ -303,8 +308,11 @@ def _analyze_texts(
         check_available(model, options.maps)
     measures = [Maps(model, options, _signature(model, both.given, options)) for options in views]
     make = partial(TextBatch, model, both.source, rows)
-    multiple = LENGTHS if model.device.type == "cuda" else 1
-    batches: Iterable[TextBatch] = map(make, by_length(lengths, BATCH_TOKENS, multiple))
+    on_gpu = model.device.type == "cuda"
+    divided = (
+        by_length(lengths, gpu_budget, LENGTHS) if on_gpu else by_length(lengths, BATCH_TOKENS)
+    )
+    batches: Iterable[TextBatch] = map(make, divided)
     results: list[list[Any]] = [[None] * len(rows) for _ in views]
     stage(f"running {len(rows)} text{'s' * (len(rows) != 1)}, checking the maps")
     judged_batches = run(
@@ -350,6 +358,11 @@ class TextBatch(Batch):
         """Return the texts as two batches."""
         parts = halves(self.indices, "these texts")
         return [TextBatch(self.model, self.tokenizer, self.rows, part) for part in parts]
+
+
+def gpu_budget(length: int) -> int:
+    """Return how many padded tokens a batch of rows of this padded length may have on a GPU."""
+    return min(GPU_TOKENS, max(BATCH_TOKENS, GPU_PAIRS // length), GPU_ROWS * length)
 
 
 def _inputs(model: Any, tokenizer: Any, rows: Sequence[EncodedRow]) -> dict[str, Tensor]:

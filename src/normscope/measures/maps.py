@@ -22,6 +22,7 @@ from normscope.engine.batch import Batch, named, with_residual
 from normscope.engine.measure import Needs, Observed, Part
 from normscope.engine.options import OTHER, AnalysisOptions
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.foundation.garbage import collection_paused
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
 from normscope.results.signature import Signature
@@ -141,13 +142,14 @@ class Maps:
             names[part]: _PartRows(self, batch, part, observed) for part, observed in parts.items()
         }
         results = []
-        for row in range(count):
-            by_name = {name: part.result(row, signature) for name, part in rows.items()}
-            results.append(
-                next(iter(by_name.values()))
-                if len(by_name) == 1
-                else Contributions(parts=by_name, signature=signature)
-            )
+        with collection_paused():
+            for row in range(count):
+                by_name = {name: part.result(row, signature) for name, part in rows.items()}
+                results.append(
+                    next(iter(by_name.values()))
+                    if len(by_name) == 1
+                    else Contributions(parts=by_name, signature=signature)
+                )
         return results
 
     def axes(self, kind: str) -> tuple[str, ...]:

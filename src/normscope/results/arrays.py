@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -17,6 +18,7 @@ from normscope.text.tokens import Tokens
 AXES = ("step", "layer", "head", "query", "key")  # in this order; other axes follow them
 TOKEN_AXES = ("query", "key")  # always have tokens
 DTYPES = ("float16", "float32", "float64", "int64")
+_NO_LABELS: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # shared: there are many arrays
 RESIDUAL = "residual"  # the key that stands for the decoder's own state in cross-attention
 
 
@@ -85,7 +87,7 @@ class LabelledArray:
         own["name"], own["key_reduce"], own["signed"] = name, key_reduce, signed
         own["_shape"] = shape = tuple(values.shape)
         own["_dtype"] = dtype = _numpy_dtype(values.dtype)
-        own["_own_labels"] = {}
+        own["_own_labels"] = _NO_LABELS
         places = _places(axes)
         if dtype is None:
             wrong = str(values.dtype).removeprefix("torch.")
@@ -179,7 +181,7 @@ class LabelledArray:
         """Return what is equal for two arrays with the same labels along an axis; None without."""
         if axis not in self.axes:
             return None
-        own: dict[str, tuple[int, ...]] = self.__dict__["_own_labels"]
+        own: Mapping[str, tuple[int, ...]] = self.__dict__["_own_labels"]
         return own.get(axis) or self._size(axis)
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:

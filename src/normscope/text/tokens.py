@@ -8,9 +8,10 @@ tokenizer exactly as it was.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
 _LOCK = threading.RLock()
 
 
+def _unknown() -> None:
+    """The default of a field that is not known."""
+
+
+Grouped = tuple[Sequence[str], Sequence[int], Sequence[str]]  # texts, word_of, words
+
+
 @dataclass(frozen=True)
 class Tokens:
     """What each position of a sequence is. Every field but `words` has one entry per position."""
@@ -40,9 +48,10 @@ class Tokens:
     """True for tokens that frame the text ([CLS], </s>, a language code), not for [UNK], [MASK]."""
     texts: tuple[str, ...]
     """The text each piece stands for: "s", "cat", "the"; a special token's own string."""
-    word_of: tuple[int, ...] | None = None
+    # A factory leaves no attribute of the class, which would be found before what is missing.
+    word_of: tuple[int, ...] | None = field(default_factory=_unknown)
     """The index in `words` of the word each piece belongs to; None if that is not known."""
-    words: tuple[str, ...] | None = None
+    words: tuple[str, ...] | None = field(default_factory=_unknown)
     """The text of each word, in order; a special token is a word of its own."""
 
     def __post_init__(self) -> None:
@@ -62,6 +71,36 @@ class Tokens:
         return len(self.strings)
 
     @classmethod
+    def grouped_later(
+        cls,
+        strings: Sequence[str],
+        ids: Sequence[int],
+        special: Sequence[bool],
+        group: Callable[[], Grouped],
+    ) -> Tokens:
+        """Return tokens whose texts and words are computed when one of them is first read."""
+        tokens = object.__new__(cls)
+        pieces = {"strings": tuple(strings), "ids": tuple(ids), "special": tuple(special)}
+        vars(tokens).update(pieces, _group=group)
+        return tokens
+
+    if not TYPE_CHECKING:  # otherwise any attribute would have the type Any
+
+        def __getattr__(self, name: str) -> Any:
+            # Called for what is missing: texts and words, until one of them is first read.
+            own = self.__dict__
+            group = own.get("_group")
+            if name not in _GROUPED or (group is None and name not in own):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            if group is not None:  # otherwise another thread has just computed them
+                own.update(zip(_GROUPED, map(tuple, group()), strict=True))
+                own.pop("_group", None)
+            return own[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tokens, tuple(getattr(self, each.name) for each in fields(self)))
+
+    @classmethod
     def positions(cls, count: int) -> Tokens:
         """Return labels for positions without a tokenizer: "position 0", "position 1", ..."""
         names = tuple(f"position {index}" for index in range(count))
@@ -69,13 +108,17 @@ class Tokens:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in plain JSON types; `from_dict` is the inverse."""
-        return {name: None if v is None else list(v) for name, v in vars(self).items()}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: None if value is None else list(value) for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Tokens:
         """Return the `Tokens` that `to_dict` described."""
         fields: dict[str, Any] = {name: v if v is None else tuple(v) for name, v in data.items()}
         return cls(**fields)
+
+
+_GROUPED = ("texts", "word_of", "words")
 
 
 @dataclass(frozen=True)
@@ -338,32 +381,22 @@ def _label(
         for added, piece in zip(fields["special_tokens_mask"], strings, strict=True)
     )
     if all(special):
-        tokens = f"only special tokens: {' '.join(strings)}" if strings else "no tokens at all"
+        given = f"only special tokens: {' '.join(strings)}" if strings else "no tokens at all"
         raise InputError(
-            f"the tokenizer gives {tokens}, for the text {' | '.join(texts)!r:.60}; "
+            f"the tokenizer gives {given}, for the text {' | '.join(texts)!r:.60}; "
             "give a text with at least one word that it knows"
         )
-    word_of: list[int] | None = None
-    words: list[str] | None = None
     if tokenizer.is_fast:
-        spans = [tuple(span) for span in fields["offset_mapping"]]
+        spans = fields["offset_mapping"]
         places = encoding.sequence_ids(row or 0), encoding.word_ids(row or 0)
-        surface, word_of, words = group_pieces(texts, spans, *places, strings, special)
+        group = partial(group_pieces, texts, spans, *places, strings, special)
+        tokens = Tokens.grouped_later(strings, ids, special, group)
     else:
         surface = surface_without_offsets(tokenizer, strings, special)
+        tokens = Tokens(tuple(strings), tuple(ids), special, tuple(surface))
     known = {"input_ids", "attention_mask", "special_tokens_mask", "offset_mapping"}
-    return Encoded(
-        ids=ids,
-        extra={name: list(v) for name, v in fields.items() if name not in known},
-        tokens=Tokens(
-            strings=tuple(strings),
-            ids=tuple(ids),
-            special=special,
-            texts=tuple(surface),
-            word_of=None if word_of is None else tuple(word_of),
-            words=None if words is None else tuple(words),
-        ),
-    )
+    extra = {name: list(v) for name, v in fields.items() if name not in known}
+    return Encoded(ids, extra, tokens)
 
 
 def _framing_strings(tokenizer: Tokenizer) -> set[str]:
