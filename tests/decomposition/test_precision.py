@@ -14,7 +14,10 @@ import normscope
 from normscope.capture import Capture
 from normscope.decomposition import attention
 from normscope.decomposition.available import available
+from normscope.decomposition.cells import Cells
+from normscope.decomposition.chain import DecompositionOptions
 from normscope.decomposition.layer import LayerView
+from normscope.engine.measure import Needs
 from normscope.engine.run import look
 from normscope.errors import ExactnessError
 from normscope.kernels import cholesky, factor_norms
@@ -157,6 +160,94 @@ def test_wrong_cells_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(attention, name, wrong)
     with pytest.raises(ExactnessError):
         analyzed("bert")
+
+
+HOWS: list[dict[str, Any]] = [{}, {"precision": "float64"}, {"attention": "fused"}]
+
+
+@pytest.mark.parametrize("how", HOWS, ids=str)
+def test_wrong_own_vectors_are_refused(how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They change diagonals and mixing ratios but no sum over keys, in any layer."""
+    right = Capture.own_vectors
+
+    def wrong(self: Capture, dtype: Any = None) -> Any:
+        vectors = right(self, dtype)
+        return vectors * 1.001 if self.layer == 1 and vectors is not None else vectors
+
+    monkeypatch.setattr(Capture, "own_vectors", wrong)
+    with pytest.raises(ExactnessError, match=r"layer\.1"):
+        analyzed("bert", **how)
+
+
+def test_wrong_gram_matrices_are_refused_in_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a layer whose cells are not computed again: by the cells on the diagonal."""
+    calls: list[int] = []
+
+    def wrong(grams: Tensor) -> Tensor:
+        calls.append(1)
+        return cholesky(grams) * (1.001 if len(calls) == 3 else 1)  # two levels in each layer
+
+    monkeypatch.setattr(attention, "cholesky", wrong)
+    with pytest.raises(ExactnessError, match=r"layer\.1"):
+        analyzed("bert")
+
+
+def test_wrong_norms_of_single_heads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention.AttentionDecomposition.measure
+
+    def wrong(self: Any, chain: Any) -> Any:
+        made = right(self, chain)
+        self._grams = replace(made, single=made.single * 1.001)
+        return self._grams
+
+    monkeypatch.setattr(attention.AttentionDecomposition, "measure", wrong)
+    with pytest.raises(ExactnessError):
+        analyzed("bert")
+
+
+def test_weights_that_underflow_are_no_error() -> None:
+    """The mean of weights below the smallest normal float32 has hardly a digit."""
+    smallest = torch.finfo(torch.float32).smallest_normal * torch.finfo(torch.float32).eps
+    alpha = smallest * torch.tensor([[[2.0, 1.0, 0.0, 0.0]]])
+    place = torch.zeros((1, 1), dtype=torch.long)
+    cells = Cells(place, place, place, alpha.double(), torch.zeros(1, 1, 4, 8).double(), None)
+    assert float(cells.gap(alpha.mean(dim=-1), weight=True)) < 1e-5
+    assert float(cells.gap(alpha.mean(dim=-1) + 1e-3, weight=True)) > 1
+
+
+def test_float64_sums_of_cancelling_heads() -> None:
+    """Mixing ratios where heads cancel to a ten-thousandth and b_O is large, from the record."""
+    model: Any = tiny_model("bert", dtype=torch.float32)
+    with torch.no_grad(), normscope.capture(model) as captures:
+        model(input_ids=tiny_inputs("bert")["input_ids"])
+    one = captures[0]
+    alpha, value, weight = one.alpha.clone(), one.value.clone(), one.projection.weight.clone()
+    alpha[:, 1::2], value[:, 1::2] = alpha[:, ::2], value[:, ::2]
+    weight[1::2] = -weight[::2] * (1 - 1e-4)
+    projection = replace(one.projection, weight=weight, bias=torch.full_like(weight[0, 0], 1e3))
+    record = replace(one, weights=alpha, value=value, projection=projection)
+    record = replace(record, output=record.reconstruct())
+    f = torch.einsum("bhke,heo->bhko", value.double(), weight.double())
+    dense = torch.einsum("bhqk,bhko->bqko", alpha.double(), f)
+    own = dense.diagonal(dim1=1, dim2=2).transpose(1, 2).norm(dim=-1)
+    eye = torch.eye(dense.shape[1], dtype=torch.float64)[None, :, :, None]
+    others = (dense * (1 - eye)).sum(dim=2).norm(dim=-1)
+    how = DecompositionOptions(precision="float64")
+    ratio = LayerView(record, how=how).maps(["attn_n"])["attn_n"].mixing_ratio
+    assert ratio is not None
+    torch.testing.assert_close(ratio, others / (others + own), rtol=0, atol=1e-8)
+
+
+def test_float64_feed_forwards() -> None:
+    dtypes: list[torch.dtype] = []
+    how = DecompositionOptions(precision="float64")
+    look(
+        tiny_model("bert", dtype=torch.float32),
+        tiny_inputs("bert"),
+        lambda view: dtypes.append(view.chain.feed_forward().dtype),
+        needs=Needs(whole_layers=True, weights=True, how=how),
+    )
+    assert set(dtypes) == {torch.float64}
 
 
 @pytest.mark.parametrize("left", [1.0, 1e-2, 1e-3, 0.0])

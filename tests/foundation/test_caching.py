@@ -67,6 +67,16 @@ def test_writes_that_torch_does_not_count_are_noticed_by_contents(
     assert torch.equal(copies(layer), layer.weight)
 
 
+def test_a_small_matrix_beside_a_large_one_is_noticed() -> None:
+    """As heads of W_O that differ in size by far more than the digits of float32."""
+    torch.manual_seed(0)
+    heads = torch.randn(2, 4, 5) * torch.tensor([1e6, 1e-6])[:, None, None]
+    changed = heads.clone()
+    changed[1] *= 2
+    assert tensor_state(heads) == tensor_state(heads.clone())
+    assert tensor_state(heads) != tensor_state(changed)
+
+
 @pytest.mark.parametrize("contents", [True, False])
 def test_a_parameter_at_the_address_of_a_freed_one_is_another_one(contents: bool) -> None:
     layer, copies = _layer(), _Counted(contents=contents)

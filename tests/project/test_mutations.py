@@ -7,7 +7,6 @@ passes in spite of the mistake.
 
 from __future__ import annotations
 
-import math
 import pkgutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -151,7 +150,8 @@ def mask_function_left_out(right: Any) -> Any:
 @mistake("capture.record:Capture.reconstruct", "llama is seen exactly")
 def grouped_heads_tiled_in_the_reconstruction(right: Any) -> Any:
     """Assign value heads to the wrong heads when the output is computed again."""
-    return lambda self: right(replace(self, value=_tiled(self.value, self.shape[1])))
+    tiled = lambda self: replace(self, value=_tiled(self.value, self.shape[1]))  # noqa: E731
+    return lambda self, dtype=None: right(tiled(self), dtype)
 
 
 # ------------------------------------------------------------------------------ Gram matrices
@@ -213,10 +213,10 @@ def gram_matrix_of_float32(right: Any) -> Any:
     return head_vectors
 
 
-@mistake("decomposition.attention:CANCELLED", "cancelling heads in float32")
+@mistake("capture.record:Capture.own_vectors", "cancelling heads in float32")
 def own_vector_left_to_float32(right: Any) -> Any:
-    """Never compute the query's own vector again in float64, however much the heads cancel."""
-    return math.inf
+    """Compute the query's own vector in the model's precision when float64 is asked for."""
+    return lambda self, dtype=None: right(self)
 
 
 @mistake("decomposition.attention:factor_norms", "both precisions")
@@ -234,7 +234,7 @@ def factors_of_another_key(right: Any) -> Any:
 @mistake("capture.record:Capture.own_vectors", "both precisions")
 def own_vector_of_another_query(right: Any) -> Any:
     """Return the own vector of the query before."""
-    return lambda self: right(self).roll(1, dims=1)
+    return lambda self, dtype=None: right(self, dtype).roll(1, dims=1)
 
 
 # ----------------------------------------------------------------------- residuals and norms

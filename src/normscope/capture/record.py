@@ -89,12 +89,12 @@ class Capture:
         assert isinstance(self.weights, Tensor)
         return self.weights.diagonal(dim1=-2, dim2=-1)
 
-    def own_vectors(self) -> Float[Tensor, "batch query out"] | None:
-        """Return Σ_h α_ii f(x_i), in the dtype of :meth:`reconstruct`."""
+    def own_vectors(self, dtype: torch.dtype | None = None) -> Tensor | None:
+        """Return Σ_h α_ii f(x_i), (batch, query, out), in the dtype of :meth:`reconstruct`."""
         alpha = self.own_weight()
         if alpha is None:
             return None
-        wide = torch.promote_types(self.output.dtype, torch.float32)
+        wide = self._wide if dtype is None else dtype
         batch, heads, queries, _ = self.shape
         weight = self.projection.weight.flatten(0, 1)
         vectors = alpha.new_empty((batch, queries, weight.shape[1]), dtype=wide)
@@ -108,13 +108,20 @@ class Capture:
             vectors[:, rows] = wide_matmul(weighted.flatten(2), weight)
         return vectors
 
-    def reconstruct(self) -> Float[Tensor, "batch query out"]:
-        """Return Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equals ``output``."""
-        wide = torch.promote_types(self.output.dtype, torch.float32)
-        if self.surveyed is not None:
+    @property
+    def _wide(self) -> torch.dtype:
+        return torch.promote_types(self.output.dtype, torch.float32)
+
+    def reconstruct(self, dtype: torch.dtype | None = None) -> Float[Tensor, "batch query out"]:
+        """Return Σ_h Σ_j α f(x_j) + b_O, from the recorded parts alone; equals ``output``.
+
+        It is computed in ``dtype``, by default that of the model, at least float32.
+        """
+        wide = self._wide if dtype is None else dtype
+        if self.surveyed is not None and self.surveyed.mixed.dtype == wide:
             return project(self.surveyed.mixed.flatten(2), self.projection, wide)
-        assert isinstance(self.weights, Tensor)
-        mixed = torch.matmul(self.weights.to(wide), self._value_per_head(wide))
+        value = self._value_per_head(wide)
+        mixed = torch.cat([self.rows(rows).to(wide) @ value for rows in self.blocks()], dim=2)
         return project(mixed.transpose(1, 2).flatten(2), self.projection, wide)
 
     def context_gap(self) -> Float[Tensor, "batch query"]:
@@ -131,7 +138,7 @@ class Capture:
                 return mixed.new_zeros((batch, queries), dtype=torch.float64)
         else:
             assert isinstance(self.weights, Tensor)
-            wide = torch.promote_types(self.output.dtype, torch.float32)
+            wide = self._wide
             value = self._value_per_head(wide)
             size = torch.linalg.vecdot(value, value).sqrt_().unsqueeze(-1)
             both = torch.matmul(self.weights.to(wide), torch.cat([value, size], dim=-1))

@@ -36,7 +36,6 @@ from normscope.kernels import (
 )
 from normscope.kernels.products import LARGEST
 
-CANCELLED = 16  # a sum this much shorter than its parts is computed again in float64
 Precision = Literal["model", "float64"]
 
 
@@ -97,7 +96,7 @@ class AttentionDecomposition:
             single = matrices[0].diagonal(dim1=2, dim2=3).transpose(1, 2).sqrt()
             if not self.rebuilt:  # from the upper half, counted twice, to the whole
                 matrices = [(upper + upper.mT).mul_(0.5) for upper in matrices]
-            own = self._own_vectors(single) if self.rebuilt else None
+            own = self.captured.own_vectors(torch.float64) if self.rebuilt else None
             self._grams = Grams(matrices, single, own)
         else:
             weight, own = self.weight, self.captured.own_weight()
@@ -116,25 +115,12 @@ class AttentionDecomposition:
         on_cpu = device.type == "cpu" and triton_for(self.kernels, device) is None
         return small and on_cpu and projection.module is not None
 
-    def _own_vectors(self, single: Float[Tensor, "batch head key"]) -> Tensor | None:
-        """Σ_h α_ii f_h(x_i), computed again in float64 where heads cancel."""
-        vectors, weights = self.captured.own_vectors(), self.captured.own_weight()
-        if vectors is None or weights is None or vectors.dtype == torch.float64:
-            return vectors
-        cancelled = vectors.norm(dim=-1) < (weights * single).sum(dim=1) / CANCELLED
-        if bool(cancelled.any()):
-            alpha = weights.transpose(1, 2)[cancelled].double().unsqueeze(-1)
-            value = self.value.transpose(1, 2)[cancelled].double()  # row group e
-            value = value.repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
-            rows = torch.einsum("rhe,heo->ro", alpha * value, self.weight)
-            vectors[cancelled] = rows.to(vectors.dtype)
-        return vectors
-
     @cached_property
     def flash(self) -> bool:
-        """Whether the weights are made inside the kernels that need them."""
+        """Whether the weights are made inside the kernels that need them, which are float32."""
         weights = self.captured.weights
         unwritten = isinstance(weights, Scores) and weights.query.element_size() == 2
+        unwritten = unwritten and not self.rebuilt
         return unwritten and triton_for(self.kernels, self.captured.device) is not None
 
     def rows(self, weights: bool) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
@@ -172,7 +158,7 @@ class AttentionDecomposition:
     def reconstructed(self) -> Float[Tensor, "batch query out"]:
         """Σ αf + b_O; the model's own output unless the sums are recomputed."""
         if self.rebuilt:
-            return self.captured.reconstruct()
+            return self.captured.reconstruct(torch.float64)
         output = self.captured.output
         return output.to(torch.promote_types(output.dtype, torch.float32))
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from normscope.foundation.shapes import Bool, Float, Int
 
 TINY = torch.finfo(torch.float64).tiny
+NEGLIGIBLE = 1e-6  # of a row: rounding of smaller numbers is measured relative to this
 CELLS = 2  # checked in each row of a batch and each layer
 DRAWS = 64  # layers with cells of their own; later layers reuse these
 
@@ -76,12 +77,18 @@ class Cells:
         return array.movedim(1, -1)[self.row, self.i, self.j]
 
     def gap(
-        self, values: Float[Tensor, "batch cell *head"], *, weight: bool
+        self,
+        values: Float[Tensor, "batch cell *head"],
+        *,
+        weight: bool,
+        sums: Float[Tensor, "batch query"] | None = None,
     ) -> Float[Tensor, " batch"]:
         """Return the worst gap of a map of attention alone, relative to the cell's parts.
 
         ``values`` are the map's own cells: weights (``weight=True``) or norms, with a head axis
-        for maps of single heads.
+        for maps of single heads. ``sums`` are those of all heads of the rows of norms. Parts count
+        as at least a millionth of their row: weights far below that are rounded to few digits, or
+        to zero.
         """
         parts = self.alpha if weight else self.vectors.norm(dim=-1)
         if values.dim() == 3:
@@ -90,7 +97,16 @@ class Cells:
             gaps = (values - parts.mean(dim=-1)).abs()
         else:
             gaps = (values - self.vectors.sum(dim=2).norm(dim=-1)).abs()
-        return self._worst((gaps / parts.sum(dim=-1).clamp_min(TINY)).amax(dim=-1))
+        size = parts.sum(dim=-1).clamp_min(NEGLIGIBLE * parts.shape[-1] if weight else TINY)
+        if sums is not None and not weight:
+            size = torch.maximum(size, NEGLIGIBLE * sums[self.row, self.i])
+        return self._worst((gaps / size).amax(dim=-1))
+
+    def gap_of_norms(self, norms: Float[Tensor, "batch head key"]) -> Float[Tensor, " batch"]:
+        """Return the worst gap of ‖f_h(x_j)‖ to the vectors, relative to those of all heads."""
+        lengths = self.vectors.norm(dim=-1)
+        gaps = (self.alpha * norms[self.row, :, self.j] - lengths).abs().amax(dim=-1)
+        return (gaps / lengths.sum(dim=-1).clamp_min(TINY)).amax(dim=-1)
 
     def gap_to_vectors(
         self, values: Tensor, vectors: Tensor, parts: Tensor, mean: Float[Tensor, "batch query"]

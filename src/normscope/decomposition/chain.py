@@ -248,5 +248,8 @@ class LayerChain:
             after=self.norm(ff.after),
             ff_bias=self.how.ff_bias,
             memory=self.how.memory,
-            dtype=torch.promote_types(self.captured.output.dtype, torch.float32),
+            dtype=torch.promote_types(
+                self.captured.output.dtype,
+                torch.float64 if self.how.precision == "float64" else torch.float32,
+            ),
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 from normscope.capture import AttentionKind, Capture
 from normscope.capture.layers import LayerCapture
 from normscope.decomposition.block import Norm, Parts, length
-from normscope.decomposition.cells import Cells, Positions
+from normscope.decomposition.cells import NEGLIGIBLE, TINY, Cells, Positions
 from normscope.decomposition.chain import DecompositionOptions, LayerChain, scopes_of
 from normscope.decomposition.maps import KEEP_NOTHING, Reduce, ScopeMap
 from normscope.decomposition.plain import lengths_by_kernel, maps_by_kernels
@@ -54,6 +54,7 @@ class LayerView:
         self.attention, self.dtypes = self.chain.attention, self.chain.dtypes
         self.gaps: dict[str, Tensor] = {}  # name -> (batch,), not judged yet
         self.mean_weights: Tensor | None = None  # (batch, query, key), where a kernel made them
+        self._own_gap: Tensor | None = None  # (batch,), see compare_own
 
     @property
     def name(self) -> str:
@@ -206,7 +207,10 @@ class LayerView:
             scope_map.reduce = reduce if name in wanted else KEEP_NOTHING
             scope_map.drawn = self.positions.cells(self.captured.layer)
         diagonal: list[Tensor] = []  # of the mean weights
+        own: list[Tensor] = []  # the diagonal of ‖Σ_h αf‖
         for block, alpha, norms in self.attention.rows(bool(weights)):
+            if not separate:
+                own.append(norms[0].diagonal(offset=block.start, dim1=-2, dim2=-1))
             for name in scopes:
                 maps[name].add(block, maps[name].rows(block, norms))
             if weights:
@@ -219,6 +223,10 @@ class LayerView:
                     maps[name].add(block, rows)
                 if not separate:
                     diagonal.append(mean.diagonal(offset=block.start, dim1=-2, dim2=-1))
+        if own:
+            weight = self.captured.own_weight()
+            assert weight is not None
+            self.compare_own(torch.cat(own, dim=1), weight, maps[NORMS])
         for name in scopes:
             maps[name].mixing_ratio = maps[name].ratio()
         self._finish_weights(maps, weights, torch.cat(diagonal, dim=1) if diagonal else None)
@@ -263,6 +271,32 @@ class LayerView:
         cells = self._cells()
         for name in wanted:
             self._note_gap_of(maps[name], cells)
+            if cells is not None:
+                self.note_gap(name, cells.gap_of_norms(self.transformed_norm))
+
+    def compare_own(
+        self,
+        diagonal: Float[Tensor, "batch query"],
+        weight: Float[Tensor, "batch head query"],
+        norms: ScopeMap,
+    ) -> None:
+        """Compare ‖Σ_h αf‖ where a query meets itself with the lengths of the vectors built there.
+
+        The former come from Gram matrices. The latter are in every mixing ratio, and on the
+        diagonal behind a residual; no sum over keys shows whether they are right. The gap is noted
+        with those of all maps.
+
+        Args:
+            diagonal: the lengths from Gram matrices.
+            weight: α_ii.
+            norms: the map of ‖Σ_h αf‖, with its sums over keys.
+        """
+        assert norms.own is not None
+        assert norms.sums is not None
+        parts = (weight.double() * self.transformed_norm).sum(dim=1)
+        size = torch.maximum(parts, NEGLIGIBLE * norms.sums).clamp_min(TINY)
+        gap = (diagonal - norms.own).abs() / size
+        self._own_gap = gap.masked_fill(~self.positions.queries, 0).amax(dim=1)
 
     @cached_property
     def _attention_gap(self) -> Float[Tensor, " batch"] | None:
@@ -286,6 +320,8 @@ class LayerView:
             gap = scope_map.gap().masked_fill(~self.positions.queries, 0).amax(dim=1)
             if self._attention_gap is not None:
                 gap = torch.maximum(gap, self._attention_gap)
+        if self._own_gap is not None:
+            gap = torch.maximum(gap, self._own_gap)
         if cells is not None:
             assert scope_map.at_cells is not None
             if scope_map.scope.weight:

@@ -168,7 +168,7 @@ class ScopeMap:
         """Return the gap of the drawn cells to the definition."""
         assert self.at_cells is not None
         if self.scope.weight or self.vectors_at is None:
-            return cells.gap(self.at_cells, weight=self.scope.weight)
+            return cells.gap(self.at_cells, weight=self.scope.weight, sums=self.sums)
         assert self.sums is not None
         assert self.vectors_at is not None
         mean = self.sums / (self.keys.shape[1] + self.column)

@@ -15,6 +15,7 @@ from normscope.foundation.caching import ModuleCache, tensor_state
 from normscope.foundation.shapes import Float
 
 Vectors = Float[Tensor, "*rows hidden"]
+_EPSILONS = ("eps", "variance_epsilon", "epsilon")  # names of ε in modules
 _BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -62,7 +63,7 @@ def read_norm(
             f"{', '.join(HEAD_MAPS)}."
         )
     weight, bias = (None if tensor is None else tensor.detach().to(wide) for tensor in own)
-    named = [getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon")]
+    named = [getattr(module, name, None) for name in _EPSILONS]
     # Some classes have ε in their code; torch's RMSNorm may use the ε of the dtype.
     usual = [1e-5, 1e-6, 1e-12, torch.finfo(inputs.dtype).eps, torch.finfo(torch.float32).eps]
     epsilons = [eps for eps in named if eps is not None] or usual
@@ -89,10 +90,16 @@ _PARAMETERS: ModuleCache[NormParameters] = ModuleCache()
 
 
 def norm_of(module: nn.Module, inputs: Vectors, outputs: Vectors, name: str) -> NormParameters:
-    """Return `read_norm` of a module, cached until its weight or bias changes."""
+    """Return `read_norm` of a module, cached until its weight, bias or ε changes.
+
+    On a GPU, comparing contents would wait for the device: a write that torch does not count
+    (``weight.data.mul_(2)``) to a scale of which a copy was made gives an error there.
+    """
     modes = torch._C._len_torch_function_stack(), torch.is_autocast_enabled(outputs.device.type)
-    own = [tensor_state(tensor, contents=False) for tensor in _weight_and_bias(module)]
-    state = inputs.dtype, outputs.dtype, outputs.device, modes, own
+    on_cpu = outputs.device.type == "cpu"
+    own = [tensor_state(tensor, contents=on_cpu) for tensor in _weight_and_bias(module)]
+    epsilons = [getattr(module, name, None) for name in _EPSILONS]
+    state = inputs.dtype, outputs.dtype, outputs.device, modes, own, epsilons
     return _PARAMETERS.get(module, state, lambda: read_norm(module, inputs, outputs, name))
 
 

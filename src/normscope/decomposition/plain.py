@@ -100,6 +100,9 @@ def maps_by_kernels(
             scope_map.mixing_ratio = mixed / 2 if halved else mixed
             scope_map.at_cells = maps[WEIGHTS].at_cells if halved else scope_map.at_cells
         maps[name] = scope_map
+    if drawn is not None:
+        diagonal = values[names.index(NORMS)].diagonal(dim1=-2, dim2=-1)
+        view.compare_own(diagonal, attended.own, maps[NORMS])
     return maps
 
 

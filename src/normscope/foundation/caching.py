@@ -104,7 +104,7 @@ class TensorState:
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
-    contents: Tensor | None  # the product with a random vector; None if memory is compared
+    contents: Tensor | None  # products with a random vector; None if memory is compared
     memory: Tensor | None  # the tensor, held so that no other tensor gets its address
     version: int | None  # torch's count of changes; None in inference mode, which has none
 
@@ -131,10 +131,11 @@ def tensor_state(tensor: Tensor | None, *, contents: bool = True) -> TensorState
 
     Args:
         tensor: a parameter, a buffer or a tensor computed from them; None gives None.
-        contents: compare what the tensor holds, by its product with a fixed random vector. This
-            notices every change, also those that torch does not count (``weight.data.mul_(2)``),
-            and recognises a tensor that was computed again with the same result. It reads the
-            whole tensor, and comparing waits for the device. With ``False`` the address and
+        contents: compare what the tensor holds, by its product with a fixed random vector along
+            the axis before the last. This notices every change beyond the rounding of the products,
+            also those that torch does not count (``weight.data.mul_(2)``), and recognises a tensor
+            that was computed again with the same result. It reads the whole tensor, and comparing
+            waits for the device. With ``False`` the address and
             torch's count of changes are compared instead, which costs nothing; writes through
             ``.data`` are then not noticed, and a tensor of inference mode always counts as
             changed.
@@ -152,13 +153,17 @@ def tensor_state(tensor: Tensor | None, *, contents: bool = True) -> TensorState
 
 
 def _probe(tensor: Tensor) -> Tensor:
-    """The product of a random vector with the rows of a tensor, in float32 or float64."""
+    """The product of a random vector with the rows of each matrix, in float32 or float64.
+
+    Matrices are kept apart, so that large heads of W_O do not hide a change in small ones.
+    """
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     floating = tensor.is_floating_point()
     wide = torch.promote_types(tensor.dtype, torch.float32) if floating else torch.float64
-    rows = tensor.detach().flatten(0, -2) if tensor.dim() > 1 else tensor.detach().view(1, -1)
-    return torch.mv(rows.to(wide).T, random_vector(len(rows), wide, tensor.device))
+    rows = tensor.detach() if tensor.dim() > 1 else tensor.detach().view(1, -1)
+    columns = rows.movedim(-1, 0).to(wide)  # in the memory order of a Linear's weight
+    return columns @ random_vector(columns.shape[-1], wide, tensor.device)
 
 
 @functools.lru_cache(64)

@@ -101,7 +101,8 @@ def wide_matmul(
     On CUDA, float32 numbers times a 16-bit matrix are two 16-bit products: the numbers rounded,
     and what that leaves.
     """
-    if b.element_size() > 2 or not (b.is_cuda and _HAS_OUT_DTYPE):
+    split = b.element_size() == 2 and a.element_size() == 4 and b.is_cuda and _HAS_OUT_DTYPE
+    if not split:
         return a @ b.to(a.dtype)
     rows = a.flatten(0, 1)
     rounded = rows.to(b.dtype)

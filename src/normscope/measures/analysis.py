@@ -117,8 +117,8 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
         categories: for "category", the keys to add up: {"name": [tokens]}.
         precision: "model" computes in the model's precision, at least float32: every length is
             within 2e-6 · Σ_h ‖α_h f_h‖ of the exact value for a float32 model. "float64" computes
-            in float64, which is slower: lengths are accurate relative to themselves, even where
-            heads cancel.
+            in float64, which is slower: lengths are accurate relative to themselves, to the digits
+            of the dtype in which they are stored, even where heads cancel.
         truncate: cut a text that is too long for the model, instead of raising InputError.
         device: device of a model given by name, such as "cuda". Default: the CPU.
         dtype: dtype of a model given by name, such as "bfloat16". Default: that of its file.

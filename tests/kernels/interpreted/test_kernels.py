@@ -156,6 +156,15 @@ def test_products_of_an_old_weight_are_noticed(part: str) -> None:
         normscope.analyze_inputs(model, inputs, **options)
 
 
+def test_wrong_own_vectors_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = kernels.own_vectors
+    monkeypatch.setattr(kernels, "own_vectors", lambda *args: 1.001 * right(*args))
+    options: Any = {"maps": ["attn_res_n"], "kernels": "triton", "attention": "fused"}
+    model, inputs = tiny_model("bert", dtype=torch.float32), tiny_inputs("bert")
+    with pytest.raises(ExactnessError):
+        normscope.analyze_inputs(model, inputs, **options)
+
+
 def test_a_zero_projection() -> None:
     model, inputs = tiny_model("bert", dtype=torch.float32), tiny_inputs("bert")
     with torch.no_grad():
