@@ -69,6 +69,7 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    strict: bool = True,
 ) -> Attribution | list[Attribution]:
     """Compute the share of every input token in an output of a model: exact, signed, proved.
 
@@ -114,6 +115,8 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
         device: device of a model given by name, such as "cuda". Default: the CPU.
         dtype: dtype of a model given by name, such as "bfloat16". Default: that of its file.
         revision: revision of a model on the hub.
+        strict: refuse a model given by name that is not loaded whole, or whose answer depends on a
+            head that is not in its file (see :func:`normscope.models.load`).
 
     With a list of texts, each of the arguments from ``answer`` to ``baseline`` is one for all texts
     or a list with one for each.
@@ -133,7 +136,7 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     loaded = isinstance(model, str | os.PathLike)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
     with gradients():
-        model, tokenizer = resolved(model, tokenizer, similar=similar, **where)
+        model, tokenizer = resolved(model, tokenizer, similar=similar, strict=strict, **where)
         explainer = Explainer(model, tokenizer, options, truncate=truncate)
         results: list[Any] = [None] * len(texts)
         for at, result in explainer.explain(list(zip(texts, questions, strict=True))):

@@ -88,6 +88,7 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    strict: bool = True,
 ) -> Contributions | list[Contributions]:
     """Compute how much each token contributes to every other, by weight and by norm.
 
@@ -123,6 +124,8 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
         device: device of a model given by name, such as "cuda". Default: the CPU.
         dtype: dtype of a model given by name, such as "bfloat16". Default: that of its file.
         revision: revision of a model on the hub.
+        strict: refuse a model given by name that is not loaded whole (see
+            :func:`normscope.models.load`).
 
     Returns:
         A :class:`Contributions`; a list of them for a list of texts. With ``reduce`` they have
@@ -132,7 +135,8 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
         maps, heads, ff_bias, memory, attention, kernels, reduce, categories, precision
     ).checked()
     texts = _Texts.of(text, text_pair, target, truncate)
-    with_model = _resolve(model, tokenizer, device=device, dtype=dtype, revision=revision)
+    where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
+    with_model = _resolve(model, tokenizer, **where, strict=strict)
     (results,) = _analyze_texts(*with_model, texts, lambda _: [options])
     return results[0] if texts.single else results
 
@@ -149,6 +153,7 @@ def analyze_views(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    strict: bool = True,
 ) -> list[Contributions]:
     """Analyse one text in several ways, in one forward pass.
 
@@ -157,7 +162,7 @@ def analyze_views(
     """
     texts = _Texts.of(text, text_pair, target, truncate)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
-    model, tokenizer, loaded = _resolve(model, tokenizer, **where)
+    model, tokenizer, loaded = _resolve(model, tokenizer, **where, strict=strict)
 
     def chosen(length: int) -> list[AnalysisOptions]:
         return [view.checked() for view in views(model, length)]
