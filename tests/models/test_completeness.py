@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -37,9 +36,7 @@ from normscope.errors import ModelNotFoundError, UnsupportedModelError
 from normscope.models import load
 from normscope.models.completeness import made_up, refuse_made_up_head
 from normscope.results.signature import weights_hash
-from tests.helpers.saved_models import SMALL, SMALL_BERT, edit, save
-
-Weights = dict[str, Tensor]
+from tests.helpers.saved_models import SMALL, SMALL_BERT, Weights, edit, rewrite, save, without
 
 DEEP_BERT = BertConfig.from_dict({**SMALL_BERT.to_dict(), "num_hidden_layers": 3})
 GPT2: dict[str, Any] = {"vocab_size": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
@@ -65,19 +62,6 @@ CONFORMER = Wav2Vec2ConformerConfig(
     conv_depthwise_kernel_size=3,
     position_embeddings_type="rotary",
 )
-
-
-def rewrite(folder: Path, change: Callable[[Weights], Mapping[str, Tensor]]) -> None:
-    """Save what a function makes of a folder's weights."""
-    file = folder / "model.safetensors"
-    changed = {name: tensor.clone() for name, tensor in change(load_file(file)).items()}
-    save_file(changed, file, metadata={"format": "pt"})
-
-
-def without(*parts: str) -> Callable[[Weights], Weights]:
-    return lambda weights: {
-        name: tensor for name, tensor in weights.items() if not any(part in name for part in parts)
-    }
 
 
 def with_more(*names: str) -> Callable[[Weights], Weights]:

@@ -172,8 +172,8 @@ def check_layers_used(file: Path, config: PreTrainedConfig) -> None:
     blocks = {int(match[1]) for match in found}
     if more := sorted(block for block in blocks if block >= layers):
         raise ModelNotFoundError(
-            f"{str(file)!r} has {len(more)} layers that would be left out, because its "
-            f"configuration (block_count) says that there are {layers}: "
+            f"{str(file)!r} has layers that would be left out, because its configuration "
+            f"(block_count) says that there are {layers}: "
             f"{some([f'blk.{block}' for block in more], 4)}; convert the model again. To load it "
             "without them, use strict=False (--no-strict)"
         )
