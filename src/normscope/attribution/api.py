@@ -24,6 +24,7 @@ from normscope.attribution.rows import AskedRow
 from normscope.attribution.tracing import Segment
 from normscope.errors import InputError
 from normscope.models.loading import resolve
+from normscope.models.running import check_reads_text
 from normscope.models.sides import tokenizers_of
 from normscope.results.attribution import Attribution
 from normscope.results.signature import Signature
@@ -163,12 +164,7 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
             "folder or name, and its tokenizer is loaded with it; attribute_inputs() takes tensors"
         )
     check_model(model)
-    reads = getattr(model, "main_input_name", "input_ids")
-    if reads not in ("input_ids", "decoder_input_ids"):
-        raise InputError(
-            f"{type(model).__name__} reads {reads}, not text: use attribute_inputs() with what its "
-            "processor returns"
-        )
+    check_reads_text(model, "use attribute_inputs() with what its processor returns")
     return model, tokenizer
 
 

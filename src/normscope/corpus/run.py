@@ -30,6 +30,7 @@ from normscope.measures.statistics.base import NAMES, Statistic, Table, choose
 from normscope.measures.statistics.measurer import Measurer
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.models import load
+from normscope.models.running import check_reads_text
 from normscope.results.arrays import import_tables
 
 
@@ -221,6 +222,7 @@ def _load(
             "no tokenizer was given; give tokenizer=, or give the model by its folder or name, and "
             "its tokenizer is loaded with it"
         )
+    check_reads_text(model, "corpus statistics are defined for texts; see analyze_inputs()")
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{type(model).__name__} is an encoder–decoder model; corpus statistics are defined "

@@ -23,7 +23,7 @@ from normscope.foundation.progress import stage
 from normscope.kernels.backend import triton_for
 from normscope.measures.maps import Maps
 from normscope.models.loading import resolve
-from normscope.models.running import accepted_by
+from normscope.models.running import accepted_by, check_reads_text
 from normscope.models.sides import Tokenizers, tokenizers_of
 from normscope.results.contributions import Contributions
 from normscope.results.signature import Signature
@@ -231,6 +231,7 @@ def _resolve(model: Any, tokenizer: Any, **where: Any) -> tuple[Any, Any, bool]:
             "no tokenizer was given; use analyze(model, tokenizer, text), or give the model's "
             "folder or name, and its tokenizer is loaded with it"
         )
+    check_reads_text(model, "use analyze_inputs() with what its processor returns")
     return model, tokenizer, loaded
 
 
