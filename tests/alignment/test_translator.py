@@ -12,14 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import BartConfig, BartForConditionalGeneration
 
-from normscope import InputError, ModelNotFoundError, align
+from normscope import (
+    InputError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    align,
+    translate_align,
+)
 from normscope.alignment import translator as translators
 from normscope.alignment.metadata import ModelMetadata
 from normscope.alignment.options import AlignOptions
 from normscope.models.architectures import tiny_model
 from tests.helpers import alignment_tokenizers as tokenizers
 from tests.helpers.alignment_pairs import FIXED, SOURCE, TARGET, linked
+from tests.helpers.saved_models import rewrite, without
 from tests.helpers.tiny import tokenizer
 
 
@@ -122,3 +130,30 @@ def test_the_source_language_is_not_asked_where_no_code_says_it(kind: str) -> No
         wrong = replace(right, target_lang="of no tokenizer")
         with pytest.raises(InputError, match="unknown target language 'of no tokenizer'"):
             wrong.check_languages(named=True, moses=False)
+
+
+def test_a_head_that_no_file_has_is_not_used(tmp_path: Path) -> None:
+    """Attention is there to be read, but not the words that the model would write."""
+    config = BartConfig.from_dict(
+        {**tiny_model("bart").config.to_dict(), "tie_word_embeddings": False}
+    )
+    BartForConditionalGeneration(config).save_pretrained(tmp_path)
+    tokenizer(pair=False).save_pretrained(tmp_path)
+    rewrite(tmp_path, without("lm_head"))
+    name = str(tmp_path)
+    assert len(align(SOURCE[:1], TARGET[:1], name, layer=0, head="sum", reading="awi")) == 1
+    refused = r"output of BartForConditionalGeneration .* 1 parameter .*: lm_head\.weight; .*head"
+    with pytest.raises(UnsupportedModelError, match=refused):
+        align(SOURCE[:1], TARGET[:1], name, method="saliency")
+    with pytest.raises(UnsupportedModelError, match=refused):
+        translate_align(SOURCE[:1], name)
+    assert align(SOURCE[:1], TARGET[:1], name, method="saliency", strict=False).signature
+
+
+def test_a_model_that_is_not_whole(tmp_path: Path) -> None:
+    tiny_model("bart").save_pretrained(tmp_path)
+    tokenizer(pair=False).save_pretrained(tmp_path)
+    rewrite(tmp_path, without("decoder.layers.1.fc1"))
+    with pytest.raises(ModelNotFoundError, match="lack 2 parameters of"):
+        align(SOURCE[:1], TARGET[:1], str(tmp_path))
+    assert align(SOURCE[:1], TARGET[:1], str(tmp_path), strict=False).signature

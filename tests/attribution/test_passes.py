@@ -7,19 +7,30 @@ import threading
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import (
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
+from normscope import attribute
 from normscope.attribution import network, passes
 from normscope.attribution.passes import RowShares, explain
 from normscope.attribution.rules import RULES, rules_of
 from normscope.capture import capture
-from normscope.errors import InputError
+from normscope.errors import InputError, UnsupportedModelError
+from normscope.models import load
 from normscope.models.architectures import tiny_inputs, tiny_model
+from normscope.models.completeness import made_up
 from normscope.testing import FullPrecision
 from tests.helpers.explained import (
     by_position,
@@ -29,6 +40,7 @@ from tests.helpers.explained import (
     rows_of,
     size,
 )
+from tests.helpers.saved_models import SMALL_BERT, rewrite, save, without
 from tests.helpers.written_out import IDS, components, shares, written
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
@@ -462,3 +474,55 @@ def test_other_threads_are_not_disturbed(recompute: bool, monkeypatch: pytest.Mo
     assert result.trace is not None
     assert len(result.trace.layers) == 3  # nothing of the other thread was recorded
     assert_same(result, expected, 1e-15)
+
+
+# ---- parameters that no file had
+
+
+def lacking(model: Any, folder: Path, *parts: str, strict: bool = True) -> Any:
+    """Load a saved model without the weights that have one of these parts in their name."""
+    rewrite(save(model, folder), without(*parts))
+    return load(folder, strict=strict)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "parts", "count", "named"),
+    [
+        (BertForMaskedLM, ("cls.",), 5, r"cls\.predictions\.bias"),
+        (BertForSequenceClassification, ("classifier",), 2, r"classifier\.bias"),
+        (BertForSequenceClassification, ("pooler",), 2, r"bert\.pooler\.dense\.bias"),
+    ],
+)
+def test_what_no_file_had_is_not_explained(
+    model_class: Any, parts: tuple[str, ...], count: int, named: str, tmp_path: Path
+) -> None:
+    model, reader = lacking(model_class(SMALL_BERT), tmp_path / "m", *parts)
+    how: dict[str, Any] = {"position": 0} if model_class is BertForMaskedLM else {}
+    with pytest.raises(
+        UnsupportedModelError,
+        match=rf"this output of {model_class.__name__} depends on {count} parameters that no file "
+        rf".*: {named}.*strict=False",
+    ):
+        attribute(model, reader, "the cat", **how)
+    assert attribute(model, reader, "the cat", similar_to="a mat").error < 1e-5
+    with pytest.raises(UnsupportedModelError, match="depends on"):
+        attribute(tmp_path / "m", text="the cat", **how)
+    assert attribute(tmp_path / "m", text="the cat", strict=False, **how).error < 1e-5
+
+
+def test_a_head_of_its_own_that_no_file_had(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=2, tie_word_embeddings=False)
+    model, reader = lacking(GPT2LMHeadModel(config), tmp_path / "m", "lm_head")
+    with pytest.raises(UnsupportedModelError, match=r"depends on 1 parameter .*lm_head\.weight;"):
+        attribute(model, reader, "the cat")
+
+
+def test_what_no_file_had_may_be_in_the_model_if_the_answer_ignores_it(tmp_path: Path) -> None:
+    model, reader = lacking(BertModel(SMALL_BERT), tmp_path / "m", "pooler")
+    assert made_up(model)
+    state = attribute(model, reader, "the cat", answer=lambda o: o.last_hidden_state[0, 1, 0])
+    assert state.error < 1e-5
+    with pytest.raises(UnsupportedModelError, match=r"pooler\.dense\.weight"):
+        attribute(model, reader, "the cat", answer=lambda o: o.pooler_output[0, 1])
+    before = [parameter.requires_grad for parameter in model.parameters()]
+    assert all(before), "the model is as it was"

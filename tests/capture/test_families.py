@@ -99,6 +99,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         BASE | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4},
         "^MambaForCausalLM ran without any attention",
     ),
+    # Attention in some layers of a list, and convolutions in others.
+    "MobileViTModel": (
+        {
+            "hidden_sizes": [16] * 3, "neck_hidden_sizes": [8] * 7, "image_size": 64,
+            "num_attention_heads": 2, "patch_size": 2,
+        },
+        r"^encoder\.layer\.0 \(MobileViTMobileNetLayer\) has no attention, unlike other layers",
+    ),
     "FNetModel": (SIZES, "^FNetModel ran without any attention"),
 }
 
@@ -118,7 +126,8 @@ def build(name: str, tiny: dict[str, Any]) -> Any:
 def inputs_of(model: Any) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     if model.main_input_name == "pixel_values":
-        return {"pixel_values": torch.randn(2, 3, 12, 12, generator=generator).double()}
+        size = 64 if model.config.model_type == "mobilevit" else 12
+        return {"pixel_values": torch.randn(2, 3, size, size, generator=generator).double()}
     if model.main_input_name == "input_values":
         return {"input_values": torch.randn(2, 70, generator=generator).double()}
     ids = torch.randint(4, 60, (2, 9), generator=generator)

@@ -29,6 +29,7 @@ from normscope.results.formats import check_output
 from normscope.show.headline import difference, headline, row_shares
 from normscope.show.wording import short_signature
 from tests.helpers.commands import CAT, addresses, fail, rows_of, save_tiny_model, succeed
+from tests.helpers.saved_models import edit
 from tests.helpers.tiny import tokenizer
 
 PAIR = ("Anna baked a cake, and Tom ate most of it.", "She was not angry, because he had eaten.")
@@ -501,3 +502,28 @@ def test_wrong_input_is_refused_without_torch(arguments: list[str]) -> None:
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=variables, capture_output=True, check=True, text=True)
     assert done.stdout == "2 False\n", done.stderr
+
+
+# ---- a model that is not whole
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["analyze", "--text", CAT],
+        ["analyze", "--text", CAT, "--output", "cat.html"],
+        ["attribute", "--text", CAT, "--similar-to", "a mat"],
+        ["corpus", "--data", "cat.txt", "--statistics", "dispersion"],
+    ],
+    ids=" ".join,
+)
+def test_a_model_that_is_not_whole(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cat.txt").write_text(CAT)
+    model = save_tiny_model("bert", tmp_path / "model")
+    edit(tmp_path / "model" / "config.json", num_hidden_layers=1)
+    message = fail(*command, "--model", model)
+    assert re.search(r"tensors that would be left out.*use strict=False \(--no-strict\)$", message)
+    succeed(*command, "--model", model, "--no-strict")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from normscope.corpus.options import CorpusOptions
 from normscope.corpus.run import _load
 from normscope.corpus.stream import RowBlock
 from normscope.corpus.work import Outcome
-from normscope.errors import InputError
+from normscope.errors import InputError, ModelNotFoundError
 from normscope.measures.statistics import StatisticSettings
 from normscope.models.architectures import tiny_model
 from tests.helpers.corpora import (
@@ -29,6 +30,7 @@ from tests.helpers.corpora import (
     sentences,
 )
 from tests.helpers.corpora import quick_run as run
+from tests.helpers.saved_models import rewrite, without
 from tests.helpers.tiny import tokenizer
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -52,6 +54,25 @@ def test_an_interrupted_run_is_continued_not_begun_anew(folder: Path, tmp_path: 
     assert lasting(tmp_path / "out") == lasting(tmp_path / "whole")
     assert again.run["starts"] == 2
     assert whole.run["starts"] == 1
+
+
+def test_a_model_without_its_pooler_is_the_same_model_again(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    rewrite(tmp_path / "model", without("pooler"))
+    name = str(tmp_path / "model")
+    interrupt(folder, tmp_path / "out", after=2, model=name, limit=28)
+    again = run(folder, tmp_path / "out", model=name, limit=28)
+    assert again.run["starts"] == 2
+    assert again.signature == run(folder, model=name, limit=28).signature
+
+
+def test_a_model_that_is_not_whole(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "model", tmp_path / "model")
+    rewrite(tmp_path / "model", without("layer.0.output.dense"))
+    with pytest.raises(ModelNotFoundError, match="lack 2 parameters of BertModel"):
+        run(folder, model=str(tmp_path / "model"))
+    whole = run(folder, limit=5).signature
+    assert run(folder, model=str(tmp_path / "model"), limit=5, strict=False).signature != whole
 
 
 def test_restart_begins_anew_and_leaves_other_files_alone(folder: Path, tmp_path: Path) -> None:

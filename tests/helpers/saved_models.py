@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers import models as algorithms
+from torch import Tensor
 from transformers import BertConfig, PreTrainedTokenizerFast
+
+Weights = dict[str, Tensor]
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL: dict[str, Any] = {"vocab_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -36,6 +41,20 @@ def save(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return folder
+
+
+def rewrite(folder: Path, change: Callable[[Weights], Mapping[str, Tensor]]) -> None:
+    """Save what a function makes of a folder's weights."""
+    file = folder / "model.safetensors"
+    changed = {name: tensor.clone() for name, tensor in change(load_file(file)).items()}
+    save_file(changed, file, metadata={"format": "pt"})
+
+
+def without(*parts: str) -> Callable[[Weights], Weights]:
+    """A change of weights that leaves out those with one of these parts in their name."""
+    return lambda weights: {
+        name: tensor for name, tensor in weights.items() if not any(part in name for part in parts)
+    }
 
 
 def edit(file: Path, **changes: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
+from transformers import MobileViTModel, ViTModel
 
 import normscope
 from normscope.errors import (
@@ -23,6 +24,10 @@ from normscope.results.signature import weights_hash
 from tests.helpers.tiny import tokenizer
 
 LONG = "the big red cats sat on a mat and looked at the small dog"
+IMAGES: dict[Any, dict[str, Any]] = {
+    ViTModel: {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
+    MobileViTModel: {"hidden_sizes": [16] * 3, "neck_hidden_sizes": [8] * 7},
+}
 TEXTS = ["the cat sat", LONG, "a dog ran", "it was asleep in the garden ."]
 
 
@@ -299,6 +304,20 @@ def test_truncate_cuts_to_the_limit() -> None:
 def test_an_encoder_decoder_needs_a_target() -> None:
     with pytest.raises(InputError, match=r"encoder–decoder.*target="):
         normscope.analyze(tiny_model("marian"), tokenizer(pair=False), "the cat sat")
+
+
+@pytest.mark.parametrize("kind", [ViTModel, MobileViTModel])
+def test_a_model_that_reads_no_text(kind: Any) -> None:
+    config = kind.config_class(num_attention_heads=2, **IMAGES[kind])
+    model = kind(config)
+    for read in (
+        lambda: normscope.analyze(model, tokenizer(pair=False), "the cat sat"),
+        lambda: normscope.corpus(model, ["the cat sat"], tokenizer=tokenizer(pair=False)),
+    ):
+        with pytest.raises(
+            InputError, match=rf"{kind.__name__} reads pixel_values, not text: .*analyze_inputs"
+        ):
+            read()
 
 
 def test_a_tokenizer_that_does_not_fit(minilm: tuple[Any, Any]) -> None:

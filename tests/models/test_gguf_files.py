@@ -208,6 +208,18 @@ def test_a_layer_without_weights_is_refused(file: Path) -> None:
         load(file)
 
 
+def test_layers_that_are_not_counted_are_refused(file: Path) -> None:
+    key = b"llama.block_count\x04\x00\x00\x00"
+    content = file.read_bytes()
+    file.write_bytes(content.replace(key + b"\x02", key + b"\x01"))
+    with pytest.raises(
+        ModelNotFoundError, match=r"has layers that would be left out.*block_count.* 1: blk\.1;"
+    ):
+        load(file)
+    model: Any = load(file, strict=False)[0]
+    assert len(model.model.layers) == 1
+
+
 def test_without_the_package(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
 

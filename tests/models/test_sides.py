@@ -54,6 +54,13 @@ def test_a_folder_has_a_tokenizer_for_the_target(folder: Path) -> None:
     assert result.encoder.tokens == plain.encoder.tokens
 
 
+@pytest.mark.parametrize("name", ["../other", "/other", "C:\\other", "target/../../other"])
+def test_the_targets_tokenizer_is_inside_the_folder(folder: Path, name: str) -> None:
+    _describe(folder, target_tokenizer=name)
+    with pytest.raises(InputError, match="target_tokenizer must be a folder inside it, not"):
+        normscope.analyze(str(folder), text="the cats sat", target="the cats")
+
+
 def test_text_is_normalized_only_where_the_tokenizer_does_not_do_it(folder: Path) -> None:
     _describe(folder, replace=[["dogs", "cats"]])
     result = normscope.analyze(str(folder), text="the dogs sat", target="dogs")

@@ -62,6 +62,7 @@ def align(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    strict: bool = True,
 ) -> Alignments:
     """Align the words of sentence pairs by the cross-attention of a translation model.
 
@@ -108,6 +109,8 @@ def align(
         device: the device for a model given by name.
         dtype: the dtype for a model given by name.
         revision: the revision of a model on the hub.
+        strict: refuse a model given by name that is not loaded whole (see
+            :func:`normscope.models.load`).
     """
     options = AlignOptions(
         model, tokenizer, map, layer, head, reading,
@@ -115,7 +118,7 @@ def align(
         method=method, gold=gold, soft=soft, words=words, source_lang=source_lang,
         target_lang=target_lang, prefix=prefix, combine=combine, criterion=criterion,
         sample=sample, copies=copies, noise=noise, seed=seed, skip_long=skip_long, budget=budget,
-        device=device, dtype=dtype, revision=revision,
+        device=device, dtype=dtype, revision=revision, strict=strict,
     )  # fmt: skip
     return _align(*sentences(source, target, options), options)
 

@@ -20,6 +20,7 @@ from normscope.alignment.extract import Consume
 from normscope.alignment.options import AlignOptions
 from normscope.errors import InputError
 from normscope.foundation.shapes import Float
+from normscope.models.completeness import refuse_made_up_head
 from normscope.models.running import evaluating
 
 
@@ -32,6 +33,7 @@ def gradient_maps(
     padding: int,
 ) -> None:
     """Call ``consume`` with (batch, 0, (None,), values) for every batch, as `Extractor` does."""
+    refuse_made_up_head(model)
     copies = options.copies if options.method == "smoothgrad" else 1
     budget = max(1, budget_of(model, options.budget) // copies)
     noise = torch.Generator().manual_seed(options.seed)

@@ -136,6 +136,7 @@ class AlignOptions:
     device: str | torch.device | None = field(default=None, metadata=_META["device"])
     dtype: str | torch.dtype | None = field(default=None, metadata=_META["dtype"])
     revision: str | None = None
+    strict: bool = True
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:

@@ -10,6 +10,7 @@ import torch
 from normscope.alignment.batches import budget_of, padded
 from normscope.alignment.translator import Translator
 from normscope.alignment.words import Sentences, Side, reads_target_code
+from normscope.models.completeness import refuse_made_up_head
 from normscope.models.running import evaluating
 
 
@@ -42,6 +43,7 @@ def translate(
             readable.append(row)
         else:
             translations[row] = None
+    refuse_made_up_head(translator.model)
     settings = _settings(translator, beams)
     remaining = sorted(readable, key=lambda row: len(sides[row].ids), reverse=True)
     while remaining:

@@ -243,10 +243,11 @@ def _resolve(options: AlignOptions) -> tuple[Any, Any]:
     if not is_named(options):
         return options.model, options.tokenizer
     name = embedded_model_path() if options.model is None else options.model
-    revision, dtype = options.revision, options.dtype
-    model, tokenizer = load(name, revision=revision, dtype=dtype, device=options.device)
+    dtype = options.dtype
+    where: dict[str, Any] = {"revision": options.revision, "strict": options.strict}
+    model, tokenizer = load(name, dtype=dtype, device=options.device, **where)
     if dtype is None and model.device.type == "cpu" and parameter_of(model).dtype.itemsize < 4:
         # Weights stored in 16 bits are computed with in 32 bits on a CPU. Load the model again
         # rather than convert it: some of its numbers (positions) are computed, not stored.
-        model, _ = load(name, revision=revision, dtype="float32", tokenizer=False)
+        model, _ = load(name, dtype="float32", tokenizer=False, **where)
     return model, tokenizer if options.tokenizer is None else options.tokenizer

@@ -24,6 +24,7 @@ from normscope.attribution.rows import AskedRow
 from normscope.attribution.tracing import Segment
 from normscope.errors import InputError
 from normscope.models.loading import resolve
+from normscope.models.running import check_reads_text
 from normscope.models.sides import tokenizers_of
 from normscope.results.attribution import Attribution
 from normscope.results.signature import Signature
@@ -69,6 +70,7 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    strict: bool = True,
 ) -> Attribution | list[Attribution]:
     """Compute the share of every input token in an output of a model: exact, signed, proved.
 
@@ -114,6 +116,8 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
         device: device of a model given by name, such as "cuda". Default: the CPU.
         dtype: dtype of a model given by name, such as "bfloat16". Default: that of its file.
         revision: revision of a model on the hub.
+        strict: refuse a model given by name that is not loaded whole, or whose answer depends on a
+            head that is not in its file (see :func:`normscope.models.load`).
 
     With a list of texts, each of the arguments from ``answer`` to ``baseline`` is one for all texts
     or a list with one for each.
@@ -133,7 +137,7 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     loaded = isinstance(model, str | os.PathLike)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
     with gradients():
-        model, tokenizer = resolved(model, tokenizer, similar=similar, **where)
+        model, tokenizer = resolved(model, tokenizer, similar=similar, strict=strict, **where)
         explainer = Explainer(model, tokenizer, options, truncate=truncate)
         results: list[Any] = [None] * len(texts)
         for at, result in explainer.explain(list(zip(texts, questions, strict=True))):
@@ -160,12 +164,7 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
             "folder or name, and its tokenizer is loaded with it; attribute_inputs() takes tensors"
         )
     check_model(model)
-    reads = getattr(model, "main_input_name", "input_ids")
-    if reads not in ("input_ids", "decoder_input_ids"):
-        raise InputError(
-            f"{type(model).__name__} reads {reads}, not text: use attribute_inputs() with what its "
-            "processor returns"
-        )
+    check_reads_text(model, "use attribute_inputs() with what its processor returns")
     return model, tokenizer
 
 

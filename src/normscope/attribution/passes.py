@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.func import functional_call
 
 from normscope.attribution.diagnosis import diagnose
 from normscope.attribution.network import Network, Source, running
@@ -25,6 +26,7 @@ from normscope.capture.active import ACTIVE
 from normscope.capture.inventory import configs_of
 from normscope.engine.judge import judge_shares, share_bound
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.models.completeness import made_up, refuse_made_up
 from normscope.models.running import accepted_by, evaluating
 
 Explained = Callable[[Any], Tensor]  # the model's output -> scalars, (row, step)
@@ -105,6 +107,7 @@ def explain(
         inputs = _pairs(inputs, baseline_inputs or {})
     setup = _Setup(model, inputs, value, rules, trace)
     with setup.prepared():
+        refuse_made_up(model, setup.made_up(), "this output")
         again = worth_recomputing(model, inputs) if recompute == "auto" else bool(recompute)
         try:
             shares, network = setup.shares(again)
@@ -242,10 +245,26 @@ class _Setup:
     def plain(self) -> Tensor:
         """Run the model itself, and return the scalars."""
         with torch.no_grad():
-            given = dict(self.inputs)
-            if "use_cache" in accepted_by(self.model):
-                given.setdefault("use_cache", False)
-            return self.value(self.model(**given))
+            return self.value(self.model(**self._accepted()))
+
+    def _accepted(self) -> dict[str, Any]:
+        given = dict(self.inputs)
+        if "use_cache" in accepted_by(self.model):
+            given.setdefault("use_cache", False)
+        return given
+
+    def made_up(self) -> list[str]:
+        """Return the parameters that no file had and that the scalars depend on."""
+        if not (names := made_up(self.model)):
+            return []
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        given = {name: tensor.detach() for name, tensor in tensors}
+        leaves = {n: tensor.requires_grad_() for n, tensor in given.items() if n in names}
+        values = self.value(functional_call(self.model, given, (), self._accepted()))
+        if not values.requires_grad:
+            return []
+        slopes = torch.autograd.grad(values.sum(), [*leaves.values()], allow_unused=True)
+        return [name for name, slope in zip(leaves, slopes, strict=True) if slope is not None]
 
     def shares(self, recompute: bool, row_by_row: bool = False) -> tuple[RowShares, Network]:
         """Run forward, and back for every step."""

@@ -17,6 +17,7 @@ from normscope.capture.projection import projection_of
 from normscope.capture.record import AttentionKind, Capture, CapturePath
 from normscope.capture.scores import Scores
 from normscope.errors import UnsupportedModelError
+from normscope.models.walk import modules
 
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states")
 _CROSS_FLAGS = ("is_cross_attention", "encoder_decoder_attention")
@@ -255,9 +256,16 @@ class Recorder:
         )
 
     def _unseen(self, name: str) -> UnsupportedModelError:
-        module = type(self.inventory.model.get_submodule(name)).__name__
+        module = self.inventory.model.get_submodule(name)
+        kind = type(module).__name__
+        if not any(part in self.inventory.attention for part in modules(module)):
+            return UnsupportedModelError(
+                f"{name} ({kind}) has no attention, unlike other layers of the same list: it mixes "
+                "positions in a way of its own (a convolution, a state space) or not at all. Maps "
+                "of some layers would not show how the model mixes its input, so there are none."
+            )
         return UnsupportedModelError(
-            f"{name} ({module}) ran, but normscope did not see it attend: it neither calls "
+            f"{name} ({kind}) ran, but normscope did not see it attend: it neither calls "
             "transformers' attention interface nor multiplies a softmax with values in a form "
             "that is recognised. Maps without it would be wrong, so there are none. If the model "
             'has a plainer form, load it with attn_implementation="eager".'

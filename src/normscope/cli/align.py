@@ -60,6 +60,7 @@ class AlignmentArguments(CommandArguments):
     budget: int | None = shared(AlignOptions, "budget")
     device: str | None = shared(CommonOptions, "device")
     dtype: str | None = shared(CommonOptions, "dtype")
+    strict: bool = shared(CommonOptions, "strict")
     output: Path | None = option(
         None,
         names=OUTPUT,

@@ -76,6 +76,7 @@ class AnalyzeArguments(CommandArguments):
     device: str | None = shared(CommonOptions, "device")
     dtype: str | None = shared(CommonOptions, "dtype")
     revision: str | None = shared(CommonOptions, "revision")
+    strict: bool = shared(CommonOptions, "strict")
     attention: str = shared(AnalysisOptions, "attention")
     reduce: str | None = shared(AnalysisOptions, "reduce", default=None)
     category: list[str] | None = option(
@@ -269,7 +270,8 @@ def _page_results(arguments: AnalyzeArguments) -> list[Contributions]:
     """Analyse for a page that shows weights and norms of each head, and the attention block."""
     from normscope.show import page
 
-    names = ("text", "text_pair", "target", "attention", "truncate", "device", "dtype", "revision")
+    names = ["text", "text_pair", "target", "attention", "truncate"]
+    names += ["device", "dtype", "revision", "strict"]
     results = page.gather(arguments.model, **{name: getattr(arguments, name) for name in names})
     if len(results) == 1:
         note("the text is too long for a page with single heads; the page shows their sum")

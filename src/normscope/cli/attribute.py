@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from normscope.results.attribution import Attribution
 
 QUESTION = tuple(item.name for item in fields(Question))
+LOADING = ("device", "dtype", "revision", "strict")  # how a model is loaded
 OPTIONS = tuple(item.name for item in fields(AttributionOptions))
 
 
@@ -98,6 +99,7 @@ class AttributeArguments(CommandArguments):
     device: str | None = shared(CommonOptions, "device")
     dtype: str | None = shared(CommonOptions, "dtype")
     revision: str | None = shared(CommonOptions, "revision")
+    strict: bool = shared(CommonOptions, "strict")
     truncate: bool = option(False, help="Truncate a text that is too long for the model.")
     skip_bad: bool = option(
         False, help="With --data: leave out rows that cannot be used, instead of stopping."
@@ -310,7 +312,7 @@ def _attribute_file(arguments: AttributeArguments, options: AttributionOptions, 
             raise InputError(f"{row.where}: {error}") from None
     check_source(arguments.model, arguments.revision)
     similar = any(row.question.similar_to is not None for row in rows)
-    where = {name: getattr(arguments, name) for name in ("device", "dtype", "revision")}
+    where = {name: getattr(arguments, name) for name in LOADING}
     with (
         working(arguments.model or (None if similar else "smollm2")),
         _hint_on_interrupt(output),

@@ -75,6 +75,7 @@ class CorpusArguments(CommandArguments):
     device: str | None = shared(CorpusOptions, "device")
     dtype: str | None = shared(CorpusOptions, "dtype")
     revision: str | None = shared(CorpusOptions, "revision")
+    strict: bool = shared(CommonOptions, "strict")
 
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.corpus`."""

@@ -97,6 +97,12 @@ class CommonOptions(CommandArguments):
     revision: str | None = option(
         None, help="Commit, tag or branch of a model on the hub.", metavar="REV"
     )
+    strict: bool = option(
+        True,
+        names=("--strict/--no-strict",),
+        help="Whether to refuse a model that is not loaded whole: whose file lacks weights of its "
+        "layers, or has weights or an adapter that would be left out.",
+    )
     as_json: bool = option(False, names=("--json",), help="Print JSON instead of a table.")
 
 

@@ -171,9 +171,7 @@ def _worker(job: CorpusJob, weights: str) -> CorpusWorker:
     if job.origin is None:
         return job.worker(job.model.to(job.device), job.tokenizer)
     origin = job.origin
-    model, tokenizer = load(
-        origin.name, revision=origin.revision, dtype=origin.dtype, device=job.device
-    )
+    model, tokenizer = load(device=job.device, **vars(origin))
     if weights_hash(model) != weights:
         raise InputError(
             f"the model {origin.name or 'by default'} has other weights on this worker than on the "

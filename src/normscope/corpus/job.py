@@ -29,6 +29,7 @@ class ModelOrigin:
     name: str | None
     revision: str | None
     dtype: Any
+    strict: bool = True
 
 
 @dataclass(frozen=True)

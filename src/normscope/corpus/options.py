@@ -56,6 +56,7 @@ class CorpusOptions:
         device: Where the model runs, as a string or a `torch.device`; None runs it on the CPU.
         dtype: The dtype of the model, as a string or a `torch.dtype`; None leaves it as stored.
         revision: The commit, tag or branch of a model on the Hugging Face hub.
+        strict: Whether to refuse a model given by name that is not loaded whole.
         progress: Whether to show a progress bar on standard error; None shows it on a terminal.
     """
 
@@ -154,6 +155,7 @@ class CorpusOptions:
     revision: str | None = field(
         default=None, metadata=shown("Commit, tag or branch of a model on the hub.", "REV")
     )
+    strict: bool = True
     progress: bool | None = None
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ from normscope.measures.statistics.base import NAMES, Statistic, Table, choose
 from normscope.measures.statistics.measurer import Measurer
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.models import load
+from normscope.models.running import check_reads_text
 from normscope.results.arrays import import_tables
 
 
@@ -60,6 +61,7 @@ def corpus(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    strict: bool = True,
     progress: bool | None = None,
 ) -> CorpusResult:
     """Measure a corpus: one pass for all statistics, in memory that does not grow with it.
@@ -98,6 +100,8 @@ def corpus(
         device: Where the model runs. None: on the CPU.
         dtype: The dtype of the model. None: as stored.
         revision: The commit, tag or branch of a model on the hub.
+        strict: Refuse a model given by name that is not loaded whole (see
+            :func:`normscope.models.load`).
         progress: Show a progress bar on standard error. None: if that is a terminal.
     """
     options = CorpusOptions(
@@ -122,6 +126,7 @@ def corpus(
         device=device,
         dtype=dtype,
         revision=revision,
+        strict=strict,
         progress=progress,
     )
     return run_corpus(model, data, statistics, options, tokenizer)
@@ -201,9 +206,12 @@ def _load(
         name = str(path.resolve()) if path is not None and path.exists() else name
         # Ray's workers load models of their own; the one loaded here is only inspected.
         device = "cpu" if options.engine == "ray" else options.device
-        model, own = load(name, revision=options.revision, dtype=options.dtype, device=device)
+        origin = ModelOrigin(name, options.revision, options.dtype, options.strict)
+        model, own = load(device=device, **vars(origin))
         if tokenizer is None:
-            origin, tokenizer = ModelOrigin(name, options.revision, options.dtype), own
+            tokenizer = own
+        else:
+            origin = None
     elif options.device is not None:
         raise InputError(
             "device is for a model that is loaded by its name, but the model is loaded already; "
@@ -214,6 +222,7 @@ def _load(
             "no tokenizer was given; give tokenizer=, or give the model by its folder or name, and "
             "its tokenizer is loaded with it"
         )
+    check_reads_text(model, "corpus statistics are defined for texts; see analyze_inputs()")
     if getattr(model.config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{type(model).__name__} is an encoder–decoder model; corpus statistics are defined "

@@ -23,7 +23,7 @@ from normscope.foundation.progress import stage
 from normscope.kernels.backend import triton_for
 from normscope.measures.maps import Maps
 from normscope.models.loading import resolve
-from normscope.models.running import accepted_by
+from normscope.models.running import accepted_by, check_reads_text
 from normscope.models.sides import Tokenizers, tokenizers_of
 from normscope.results.contributions import Contributions
 from normscope.results.signature import Signature
@@ -88,6 +88,7 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    strict: bool = True,
 ) -> Contributions | list[Contributions]:
     """Compute how much each token contributes to every other, by weight and by norm.
 
@@ -123,6 +124,8 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
         device: device of a model given by name, such as "cuda". Default: the CPU.
         dtype: dtype of a model given by name, such as "bfloat16". Default: that of its file.
         revision: revision of a model on the hub.
+        strict: refuse a model given by name that is not loaded whole (see
+            :func:`normscope.models.load`).
 
     Returns:
         A :class:`Contributions`; a list of them for a list of texts. With ``reduce`` they have
@@ -132,7 +135,8 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
         maps, heads, ff_bias, memory, attention, kernels, reduce, categories, precision
     ).checked()
     texts = _Texts.of(text, text_pair, target, truncate)
-    with_model = _resolve(model, tokenizer, device=device, dtype=dtype, revision=revision)
+    where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
+    with_model = _resolve(model, tokenizer, **where, strict=strict)
     (results,) = _analyze_texts(*with_model, texts, lambda _: [options])
     return results[0] if texts.single else results
 
@@ -149,6 +153,7 @@ def analyze_views(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     revision: str | None = None,
+    strict: bool = True,
 ) -> list[Contributions]:
     """Analyse one text in several ways, in one forward pass.
 
@@ -157,7 +162,7 @@ def analyze_views(
     """
     texts = _Texts.of(text, text_pair, target, truncate)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
-    model, tokenizer, loaded = _resolve(model, tokenizer, **where)
+    model, tokenizer, loaded = _resolve(model, tokenizer, **where, strict=strict)
 
     def chosen(length: int) -> list[AnalysisOptions]:
         return [view.checked() for view in views(model, length)]
@@ -226,6 +231,7 @@ def _resolve(model: Any, tokenizer: Any, **where: Any) -> tuple[Any, Any, bool]:
             "no tokenizer was given; use analyze(model, tokenizer, text), or give the model's "
             "folder or name, and its tokenizer is loaded with it"
         )
+    check_reads_text(model, "use analyze_inputs() with what its processor returns")
     return model, tokenizer, loaded
 
 

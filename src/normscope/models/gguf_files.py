@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import mmap
+import re
 import struct
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import MissingExtraError, ModelNotFoundError
+from normscope.models.failures import some
 
 if TYPE_CHECKING:
     import torch
@@ -152,6 +154,29 @@ def gguf_weights(
     )
     weights: dict[str, torch.Tensor] = parts["tensors"]
     return weights
+
+
+def check_layers_used(file: Path, config: PreTrainedConfig) -> None:
+    """Raise an error if a GGUF file has more layers than its configuration says.
+
+    transformers leaves them out without a word.
+
+    Raises:
+        ModelNotFoundError: it has.
+    """
+    import gguf
+
+    layers = config.get_text_config().num_hidden_layers
+    names = [tensor.name for tensor in gguf.GGUFReader(str(file.resolve())).tensors]
+    found = [match for name in names if (match := re.match(r"blk\.(\d+)\.", name))]
+    blocks = {int(match[1]) for match in found}
+    if more := sorted(block for block in blocks if block >= layers):
+        raise ModelNotFoundError(
+            f"{str(file)!r} has layers that would be left out, because its configuration "
+            f"(block_count) says that there are {layers}: "
+            f"{some([f'blk.{block}' for block in more], 4)}; convert the model again. To load it "
+            "without them, use strict=False (--no-strict)"
+        )
 
 
 def gguf_tokenizer(file: Path) -> PreTrainedTokenizerBase:

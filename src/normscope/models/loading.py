@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,12 @@ from torch import nn
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.foundation.progress import display_paused, stage
 from normscope.models import gguf_files
+from normscope.models.completeness import check_whole, mark_made_up
 from normscope.models.default import DefaultKind
-from normscope.models.failures import attempt, first_line, remote_code, some
+from normscope.models.failures import attempt, first_line, remote_code
 from normscope.models.hub import only_cached
 from normscope.models.sources import ModelSource, find_source
+from normscope.models.weight_files import ModelFiles, check_numbers, check_weight_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -44,28 +46,6 @@ _TOKENIZER_FILES = {
     *("spiece.model", "sentencepiece.bpe.model"),
 }
 
-# Parameters that a checkpoint may lack without any effect on attention: heads that are kept inside
-# the base model, and stand-ins for input that is masked in training only.
-_UNUSED_PARTS = {"pooler", "contact_head", "mask_token", "masked_spec_embed"}
-
-
-@dataclass(frozen=True)
-class _ModelFiles:
-    """The files of a model in a folder or on the hub."""
-
-    location: str
-    revision: str | None
-    cached: bool  # read the hub's cache only
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The keyword arguments with which transformers finds them, and never runs their code."""
-        return {
-            "revision": self.revision,
-            "local_files_only": self.cached,
-            "trust_remote_code": False,  # set, so that config.json cannot ask for its own class
-        }
-
 
 def load(
     name: str | os.PathLike[str] | None = None,
@@ -74,6 +54,7 @@ def load(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     tokenizer: bool = True,
+    strict: bool = True,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a model in evaluation mode, and the tokenizer saved with it.
 
@@ -87,6 +68,9 @@ def load(
             dequantised to float32, and those of "de-en" are float32 on a CPU.
         device: where to put the model: "cpu", "cuda", "cuda:1", "mps". None is the CPU.
         tokenizer: False for a model that reads no text.
+        strict: refuse a model that is not loaded whole: its base model lacks weights, or leaves
+            some in the file, or an adapter lies beside them. Heads may be left out or be missing.
+            False loads it as transformers does.
 
     Returns:
         The model and its tokenizer, or None in place of the tokenizer.
@@ -97,11 +81,15 @@ def load(
         InputError: an argument is wrong.
     """
     chosen_dtype, chosen_device = _dtype_of(dtype), _device_of(device)
-    return _load(find_source(name, revision), chosen_dtype, chosen_device, tokenizer)
+    return _load(find_source(name, revision), chosen_dtype, chosen_device, tokenizer, strict)
 
 
 def _load(
-    source: ModelSource, dtype: torch.dtype | str, device: torch.device, tokenizer: bool
+    source: ModelSource,
+    dtype: torch.dtype | str,
+    device: torch.device,
+    tokenizer: bool,
+    strict: bool,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     location, commit = source.location, source.commit
     if dtype == "auto" and source.cpu_dtype is not None and device.type == "cpu":
@@ -113,11 +101,11 @@ def _load(
     if source.gguf:
         file = Path(location)
         with gguf_files.reading():
-            model = attempt(location, _load_gguf, file, dtype)
+            model = attempt(location, _load_gguf, file, dtype, strict)
             reader = attempt(location, gguf_files.gguf_tokenizer, file) if tokenizer else None
     else:
         on_hub = not Path(location).is_dir()
-        files = _ModelFiles(
+        files = ModelFiles(
             location, source.revision, on_hub and only_cached(location, source.revision)
         )
         # Downloads have bars of their own, which a status line must not overwrite.
@@ -126,7 +114,7 @@ def _load(
             if on_hub:
                 commit = _commit_of(location, source.revision)
                 files = replace(files, revision=commit)
-            model = attempt(location, _load_model, files, config, dtype)
+            model = attempt(location, _load_model, files, config, dtype, strict)
             reader = attempt(location, _load_tokenizer, files) if tokenizer else None
     # transformers keeps where a model came from in its config; `identity` reads it back.
     model.config._name_or_path = source.label
@@ -144,6 +132,7 @@ def resolve(
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     kind: DefaultKind = "encoder",
+    strict: bool = True,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Return a model that may have been given by name, and its tokenizer.
 
@@ -157,6 +146,7 @@ def resolve(
         dtype: the same.
         device: the same.
         kind: which default model None stands for: "encoder" (MiniLM) or "language" (SmolLM2).
+        strict: as for :func:`load`.
 
     Returns:
         The model and its tokenizer. The tokenizer is None if the model was given ready and no
@@ -182,7 +172,7 @@ def resolve(
     if source.shared:
         loaded, own = _shared(source, chosen_dtype, chosen_device)
     else:
-        loaded, own = _load(source, chosen_dtype, chosen_device, tokenizer is None)
+        loaded, own = _load(source, chosen_dtype, chosen_device, tokenizer is None, strict)
     return loaded, own if tokenizer is None else tokenizer
 
 
@@ -191,7 +181,7 @@ def _shared(
     source: ModelSource, dtype: torch.dtype | str, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """Load a default model for `resolve`; its files have just been checked."""
-    return _load(source, dtype, device, tokenizer=True)
+    return _load(source, dtype, device, tokenizer=True, strict=True)
 
 
 def _dtype_of(dtype: str | torch.dtype | None) -> torch.dtype | str:
@@ -219,7 +209,7 @@ def _device_of(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
-def _load_config(files: _ModelFiles) -> PreTrainedConfig:
+def _load_config(files: ModelFiles) -> PreTrainedConfig:
     from transformers import AutoConfig
 
     config: PreTrainedConfig = AutoConfig.from_pretrained(files.location, **files.arguments)
@@ -248,8 +238,9 @@ _LOADING: dict[str, Any] = {
 
 
 def _load_model(
-    files: _ModelFiles, config: PreTrainedConfig, dtype: torch.dtype | str
+    files: ModelFiles, config: PreTrainedConfig, dtype: torch.dtype | str, strict: bool
 ) -> PreTrainedModel:
+    check_weight_files(files, config, strict=strict)
     with _without_load_report():
         model, info = _class_of(files.location, config).from_pretrained(
             files.location,
@@ -259,11 +250,16 @@ def _load_model(
             **files.arguments,
             **_LOADING,
         )
-    return _whole(files.location, model, info)
+    model = _ready(files.location, model, info, strict)
+    if strict and getattr(model, "hf_quantizer", None) is None:
+        check_numbers(files, config)
+    return model
 
 
-def _load_gguf(file: Path, dtype: torch.dtype | str) -> PreTrainedModel:
+def _load_gguf(file: Path, dtype: torch.dtype | str, strict: bool) -> PreTrainedModel:
     config = gguf_files.gguf_config(file)
+    if strict:
+        gguf_files.check_layers_used(file, config)
     dequantised = torch.float32 if isinstance(dtype, str) else dtype
     weights = gguf_files.gguf_weights(file, config, dequantised)
     loader: Any = gguf_files.gguf_class(file, config)
@@ -271,23 +267,16 @@ def _load_gguf(file: Path, dtype: torch.dtype | str) -> PreTrainedModel:
         model, info = loader.from_pretrained(
             None, config=config, state_dict=weights, dtype=dequantised, **_LOADING
         )
-    return _whole(str(file), model, info)
+    return _ready(str(file), model, info, strict)
 
 
-def _whole(source: str, model: PreTrainedModel, info: dict[str, Any]) -> PreTrainedModel:
+def _ready(
+    source: str, model: PreTrainedModel, info: dict[str, Any], strict: bool
+) -> PreTrainedModel:
     """A model with all of its weights, which transformers may run as it would by itself."""
-    if mismatched := sorted(info["mismatched_keys"]):
-        shapes = [f"{key}: {[*saved]} saved, {[*size]} expected" for key, saved, size in mismatched]
-        raise ModelNotFoundError(
-            f"the weights of {source!r} do not have the shapes that its config.json describes "
-            f"({some(shapes, 3)}); one of the two belongs to another model"
-        )
-    if lacking := _untrained(model, info["missing_keys"]):
-        raise ModelNotFoundError(
-            f"the weights of {source!r} lack {len(lacking)} parameters of {type(model).__name__}, "
-            f"which would be random numbers: {some(lacking, 4)}; save the whole model, or correct "
-            'its config.json ("architectures", the number of layers)'
-        )
+    if strict:
+        check_whole(source, model, info)
+        mark_made_up(model, info["missing_keys"])
     if model._supports_sdpa:  # what transformers itself would choose
         model.set_attn_implementation("sdpa")
     return model
@@ -311,22 +300,7 @@ def _class_of(source: str, config: PreTrainedConfig) -> Any:
     return transformers.AutoModel
 
 
-def _untrained(model: PreTrainedModel, missing: Iterable[str]) -> list[str]:
-    """The missing weights that attention depends on, and that are random numbers now.
-
-    Weights of a head around the base model do not count, and buffers are computed, not learned.
-    """
-    learned = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    base = f"{model.base_model_prefix}."
-    inside = base if hasattr(model, model.base_model_prefix) else ""
-    return sorted(
-        key
-        for key in missing
-        if key in learned and key.startswith(inside) and _UNUSED_PARTS.isdisjoint(key.split("."))
-    )
-
-
-def _load_tokenizer(files: _ModelFiles) -> PreTrainedTokenizerBase:
+def _load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
     import transformers
     from huggingface_hub import try_to_load_from_cache
     from transformers.models.auto.tokenization_auto import get_tokenizer_config

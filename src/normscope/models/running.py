@@ -10,12 +10,25 @@ from typing import Any
 
 from torch import nn
 
+from normscope.errors import InputError
 from normscope.models.walk import places
 
 
 def accepted_by(model: nn.Module) -> frozenset[str]:
     """Return the names of the arguments that a model's forward takes."""
     return _parameters(type(model).forward)
+
+
+def check_reads_text(model: Any, instead: str) -> None:
+    """Raise InputError for a model whose input is no text.
+
+    Args:
+        model: a transformers model.
+        instead: what to do with such a model.
+    """
+    reads = getattr(model, "main_input_name", "input_ids")
+    if reads not in ("input_ids", "decoder_input_ids") and reads in accepted_by(model):
+        raise InputError(f"{type(model).__name__} reads {reads}, not text: {instead}")
 
 
 @functools.cache

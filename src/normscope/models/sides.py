@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from normscope.errors import InputError
@@ -74,7 +74,7 @@ def tokenizers_of(model: Any, tokenizer: Any) -> Tokenizers:
     folder = folder_of(model)
     data = {} if folder is None else read_json(folder)
     if target is None and folder is not None and data.get("target_tokenizer"):
-        target = _load_tokenizer(folder / str(data["target_tokenizer"]))
+        target = _load_tokenizer(_inside(folder, str(data["target_tokenizer"])))
     try:
         normalization = Normalization.from_dict(data)
     except (ValueError, TypeError, AttributeError) as error:
@@ -105,6 +105,17 @@ def read_json(folder: str | Path) -> Mapping[str, Any]:
     if not isinstance(data, dict):
         raise InputError(f"cannot use {path}: it must be an object, not {type(data).__name__}")
     return data
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return a folder inside a model's folder; raise InputError for one that is outside."""
+    path = PureWindowsPath(name)  # knows the separators and roots of all systems
+    if path.anchor or ".." in path.parts:
+        raise InputError(
+            f"cannot use {METADATA_FILE} of {folder}: target_tokenizer must be a folder inside it, "
+            f"not {name!r}"
+        )
+    return folder / name
 
 
 @lru_cache(maxsize=8)

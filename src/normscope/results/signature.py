@@ -14,6 +14,7 @@ from torch import nn
 
 from normscope.foundation.caching import ModuleCache
 from normscope.models import identity
+from normscope.models.completeness import made_up
 from normscope.models.walk import tensors
 
 CONVENTIONS = "b_V:in-f;b_O:apart;norm:L2"
@@ -110,8 +111,14 @@ def state_of(model: nn.Module) -> tuple[Any, ...]:
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Return the SHA-256 of the state (names, dtypes, shapes, bytes), cached until it changes."""
-    state = {n: t for n, t in sorted(model.state_dict().items()) if isinstance(t, torch.Tensor)}
+    """Return the SHA-256 of the state (names, dtypes, shapes, bytes), cached until it changes.
+
+    Parameters that no file had, and that no result depends on, do not count: they are other random
+    numbers whenever the model is loaded.
+    """
+    unread = made_up(model)
+    saved = sorted(item for item in model.state_dict().items() if item[0] not in unread)
+    state = {name: tensor for name, tensor in saved if isinstance(tensor, torch.Tensor)}
     raw = {name: _raw(tensor) for name, tensor in state.items()}
     # Writing through `.data` does not change the version counter, so compare sums of bits too.
     now = state_of(model), tuple(int(bits.sum(dtype=torch.int64)) for bits in raw.values())
