@@ -36,10 +36,11 @@ test-browser: $(VENV)/.installed  ## the page in a real Chromium; make test runs
 
 # How many times as many examples as `make test` tries.
 DEPTH ?= 50
-test-deep: $(VENV)/.installed  ## property tests and fuzzing for as long as a night (DEPTH=50)
+test-deep: $(VENV)/.installed  ## property tests, fuzzing and interrupts for as long as a night (DEPTH=50)
 	NORMSCOPE_DEEP=$(DEPTH) $(PYTEST:python=$(VENV)/bin/python) --hypothesis-show-statistics \
 		tests/project/test_random_models.py tests/project/test_fuzz.py \
 		tests/kernels/test_triton.py::test_kernels_against_dense_arithmetic
+	$(VENV)/bin/python -m tests.deep.interrupt --count $$((200 * $(DEPTH)))
 
 test-wheel: $(VENV)/.installed  ## build wheel and sdist, install the wheel alone, run the demo from it
 	$(VENV)/bin/python tests/deep/wheel.py

@@ -7,16 +7,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
 from normscope.capture import eager
+from normscope.capture.interface import NAME
 from normscope.capture.inventory import configs_of
 from normscope.decomposition.available import check_available
 from normscope.decomposition.feedforward import FF_BIASES
@@ -26,15 +31,18 @@ from normscope.engine.judge import bound_of
 from normscope.engine.measure import Needs
 from normscope.engine.run import look
 from normscope.errors import ExactnessError
+from normscope.foundation.torch_settings import torch_settings
 from normscope.models.architectures import randomize_
 from normscope.models.random_inputs import random_inputs
 from normscope.models.running import evaluating
+from normscope.models.walk import named_modules
 
 __all__ = [
     "FullPrecision",
     "Proof",
     "check_architecture",
     "check_layers",
+    "check_untouched",
     "random_inputs",
     "randomize_",
 ]
@@ -62,7 +70,8 @@ def check_architecture(
     2. for every attention call Σ_h Σ_j α f(x_j) + b_O is the real output, within ``bound`` of
        the parts' size (default: rounding in the model's dtype);
     3. the factored norms are those of the vectors themselves, at random cells of every map;
-    4. the model's configuration, hooks and modes are afterwards what they were before.
+    4. the model is afterwards what it was before (as by ``check_untouched``, except for attributes
+       that its modules may change themselves).
 
     Raises ExactnessError or UnsupportedModelError otherwise. Freshly initialised weights hide
     mistakes (zero biases, unit scales): call ``randomize_`` first, in float64.
@@ -78,12 +87,11 @@ def check_architecture(
         view.maps(HEAD_MAPS)
         view.head_maps(HEAD_MAPS)
 
-    before = _state(model)
     with evaluating(model), torch.no_grad(), eager(model):
         expected = _tensors(model(**inputs))
+    before = _state(model, own=False)
     judged, output = look(model, inputs, check, bound=bound)
-    if _state(model) != before:
-        raise ExactnessError(f"{kind} was not left as it was before the capture")
+    _compare(model, before, _state(model, own=False), None)
     outputs = _tensors(output)
     for name, tensor in expected.items():
         if name not in outputs or not torch.equal(tensor, outputs[name]):
@@ -139,12 +147,118 @@ def _all_maps(view: LayerView) -> None:
     view.maps(view.scopes)
 
 
-def _state(model: nn.Module) -> list[Any]:
-    """Return what a capture changes and must restore."""
-    return [
-        [(c._attn_implementation_internal, c.to_dict()) for c in configs_of(model).values()],
-        [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
-    ]
+@contextmanager
+def check_untouched(model: nn.Module, tokenizer: Any = None) -> Iterator[None]:
+    """Prove that a model is afterwards as it was before, whether or not the block raises.
+
+        >>> with check_untouched(model, tokenizer):                             # doctest: +SKIP
+        ...     normscope.analyze(model, tokenizer, "The cat sat.")
+
+    Compared are, for every module, its mode, hooks, attributes and forward function; of every
+    parameter and buffer the bytes, the version, ``requires_grad`` and ``grad``; the configurations
+    with their attention implementations; transformers' tables of attention and mask functions,
+    where normscope may leave entries of its own name; torch's modes, settings and global hooks in
+    this thread; the handlers of signals; and the state of the tokenizer. A model that changes
+    itself when it runs for the first time must have run before.
+
+    Raises:
+        ExactnessError: something has changed; the message names it.
+    """
+    before = _state(model, tokenizer)
+    try:
+        yield
+    except BaseException as error:
+        _compare(model, before, _state(model, tokenizer), error)
+        raise
+    _compare(model, before, _state(model, tokenizer), None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    """An object that equals itself alone."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_TABLES = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+_TORCHS = frozenset(vars(nn.Module()))  # attributes that every module has
+_SETTINGS = ("get_default_dtype", "get_num_threads", "are_deterministic_algorithms_enabled")
+
+
+def _compare(
+    model: nn.Module, before: dict[str, Any], after: dict[str, Any], error: BaseException | None
+) -> None:
+    names = [*before, *(name for name in after if name not in before)]
+    changed = [n for n in names if n not in before or n not in after or before[n] != after[n]]
+    if changed:
+        kind, more = type(model).__name__, f" and {len(changed) - 5} more" * (len(changed) > 5)
+        raise ExactnessError(
+            f"{kind} was not left as it was; changed: {', '.join(changed[:5])}{more}"
+        ) from error
+
+
+def _state(model: nn.Module, tokenizer: Any = None, *, own: bool = True) -> dict[str, Any]:
+    """Return by name all that a pass may change; `own`: with attributes that are not torch's."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    state = {f"torch's {name}": value for name, value in torch_settings().items()}
+    state |= {f"torch.{name}": getattr(torch, name)() for name in _SETTINGS}
+    state |= {f"torch's {name}": _shallow(getattr(torch_module, name)) for name in _TABLES}
+    for table in (AttentionInterface, AttentionMaskInterface):
+        functions = {k: v for k, v in table._global_mapping.items() if k != NAME}
+        state[table.__name__] = _shallow(functions)
+    for number in sorted(signal.valid_signals()):
+        state[f"the handler of signal {int(number)}"] = _shallow(signal.getsignal(number))
+    for place, config in enumerate(configs_of(model).values()):
+        name = f"configuration {place} ({type(config).__name__})"
+        implementation = config._attn_implementation_internal
+        state[f"the attention implementation of {name}"] = type(implementation), implementation
+        state[name] = {**vars(config), **config.to_dict()}
+    for path, module in named_modules(model):
+        name = path or "the model"
+        state[f"the forward of {name}"] = _Same(type(module).forward)
+        for attribute, value in vars(module).items():
+            if own or attribute in _TORCHS or attribute == "forward":
+                state[f"{attribute} of {name}"] = _shallow(value)
+        for key, tensor in {**module._parameters, **module._buffers}.items():
+            if tensor is not None:
+                state[f"{name}.{key}"] = _tensor_facts(tensor)
+    for attribute, value in {} if tokenizer is None else vars(tokenizer).items():
+        state[f"{attribute} of the tokenizer"] = _shallow(value)
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        for name in ("truncation", "padding", "encode_special_tokens"):
+            state[f"{name} of the tokenizer"] = getattr(backend, name)
+        processor = backend.post_processor
+        state["post_processor of the tokenizer"] = processor and processor.__getstate__()
+    return state
+
+
+def _shallow(value: Any) -> Any:
+    """Return what tells whether an attribute was replaced, or what it contains."""
+    if isinstance(value, Mapping):
+        return [(key, _Same(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return type(value), [_shallow(item) for item in value]
+    return value if isinstance(value, _PLAIN) else _Same(value)
+
+
+def _tensor_facts(tensor: Tensor) -> tuple[Any, ...]:
+    grad = None if tensor.grad is None else (id(tensor.grad), tensor.grad._version)
+    hooks = [_shallow(getattr(tensor, name, None)) for name in ("_backward_hooks",)]
+    version = None if tensor.is_inference() else tensor._version
+    try:
+        data: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        contents = hashlib.blake2b(data).digest()
+    except (RuntimeError, NotImplementedError, TypeError):  # no plain memory: the version is enough
+        contents = b""
+    return tensor.dtype, tensor.shape, version, contents, tensor.requires_grad, grad, hooks
 
 
 def _tensors(output: Any, name: str = "output") -> dict[str, Tensor]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import io
 import weakref
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import look, run
 from normscope.errors import ExactnessError
-from normscope.measures.analysis import analyze_views
+from normscope.measures.analysis import analyze_inputs, analyze_views
 from normscope.models.architectures import tiny_inputs, tiny_model
 from tests.helpers.tiny import tokenizer
 
@@ -226,3 +228,36 @@ def test_the_default_model_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> No
     second: Any = normscope.analyze(None, None, "The cat sat.")
     assert_array_equal(first["attn_n"].values, second["attn_n"].values)
     assert np.isfinite(second["attn_n"].values).all()
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, RuntimeError])
+def test_the_bar_over_layers_is_closed(
+    error: type[BaseException] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the pass ends before the last layer: a bar left open spoils the terminal."""
+    import tqdm
+
+    opened: list[Any] = []
+
+    class Bar(tqdm.tqdm):  # type: ignore[type-arg]  # not generic when it runs
+        closed = False
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options | {"disable": False, "file": io.StringIO()})
+            opened.append(self)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if error is not None:
+                raise error
+            return super().update(n)
+
+        def close(self) -> None:
+            self.closed = True
+            super().close()
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    model = tiny_model("bert")
+    with pytest.raises(error) if error else nullcontext():
+        analyze_inputs(model, tiny_inputs("bert"), maps=["atb_ff_res_ln"])
+    assert [bar.closed for bar in opened] == [True]
+    assert opened[0].n == (3 if error is None else 0)

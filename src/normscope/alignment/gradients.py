@@ -9,16 +9,17 @@ writes token t, so the reading is always ``awo``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from normscope.alignment.batches import PairBatch, SentencePair, batches, budget_of
 from normscope.alignment.extract import Consume
 from normscope.alignment.options import AlignOptions
 from normscope.errors import InputError
+from normscope.foundation.interrupts import shielded
 from normscope.foundation.shapes import Float
 from normscope.models.completeness import refuse_made_up_head
 from normscope.models.running import evaluating
@@ -41,6 +42,15 @@ def gradient_maps(
         for batch in batches(model, pairs, ("awo",), padding=padding, budget=budget):
             values = _gradients(model, batch, options, noise)
             consume(batch, 0, (None,), batch.words(values.unsqueeze(1), "awo").unsqueeze(0))
+
+
+@shielded
+def _hooked(module: nn.Module, hook: Callable[..., Tensor | None]) -> Iterator[None]:
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _gradients(
@@ -66,20 +76,16 @@ def _gradients(
         kept.append(embeddings.requires_grad_())
         return kept[0]
 
-    hook = model.get_encoder().get_input_embeddings().register_forward_hook(watch)
-    try:
-        with torch.enable_grad():
-            logits = model(**inputs, use_cache=False).logits
-            # Each step writes what the next one reads.
-            following = inputs["decoder_input_ids"].roll(-1, dims=1).unsqueeze(-1)
-            chances = logits.double().log_softmax(dim=-1).gather(2, following).squeeze(-1)
-            chances = chances.exp() if smooth else chances
-            slopes_by_step = []
-            for step in range(chances.shape[1]):
-                (slope,) = torch.autograd.grad(chances[:, step].sum(), kept[0], retain_graph=True)
-                slopes_by_step.append(slope.double().unflatten(0, (-1, copies)).mean(dim=1))
-    finally:
-        hook.remove()
+    with _hooked(model.get_encoder().get_input_embeddings(), watch), torch.enable_grad():
+        logits = model(**inputs, use_cache=False).logits
+        # Each step writes what the next one reads.
+        following = inputs["decoder_input_ids"].roll(-1, dims=1).unsqueeze(-1)
+        chances = logits.double().log_softmax(dim=-1).gather(2, following).squeeze(-1)
+        chances = chances.exp() if smooth else chances
+        slopes_by_step = []
+        for step in range(chances.shape[1]):
+            (slope,) = torch.autograd.grad(chances[:, step].sum(), kept[0], retain_graph=True)
+            slopes_by_step.append(slope.double().unflatten(0, (-1, copies)).mean(dim=1))
     slopes = torch.stack(slopes_by_step, dim=1)  # batch query key hidden
     if smooth:
         points = kept[0].detach().double().unflatten(0, (-1, copies)).mean(dim=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any, overload
 
 import numpy as np
@@ -23,6 +22,8 @@ from normscope.attribution.reading import Reader, is_chat, join_tokens, spoken
 from normscope.attribution.rows import AskedRow
 from normscope.attribution.tracing import Segment
 from normscope.errors import InputError
+from normscope.foundation.interrupts import shielded
+from normscope.foundation.torch_settings import torch_settings_kept
 from normscope.models.loading import resolve
 from normscope.models.running import check_reads_text
 from normscope.models.sides import tokenizers_of
@@ -148,10 +149,10 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     return results[0] if single else results
 
 
-@contextmanager
+@shielded
 def gradients() -> Iterator[None]:
     """Allow gradients, whatever the caller has disabled."""
-    with torch.inference_mode(False), torch.enable_grad():
+    with torch_settings_kept(), torch.inference_mode(False), torch.enable_grad():
         yield
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from normscope.attribution import functions
 from normscope.attribution.network import Network
 from normscope.attribution.operators import inner
+from normscope.foundation.interrupts import shielded
 
 TOLERANCE = 1e-3
 
@@ -23,22 +25,27 @@ def diagnose(network: Network, forward: Callable[[Network], Tensor]) -> str:
         forward: runs the model in a network.
     """
     checked = _CheckedNetwork(network)
-    handles = []
-    for module, path in network.structure.paths.items():
-        handles.append(module.register_forward_pre_hook(checked.entered_module(path)))
-        handles.append(module.register_forward_hook(checked.left_module))
     try:
-        forward(checked)
+        with _watched(checked):
+            forward(checked)
     except _Failed as failure:
         return str(failure)
-    finally:
-        for handle in handles:
-            handle.remove()
     return (
         "every torch function that the model calls passes them on, so either something that is not "
         "a torch function (an autograd function or a kernel of its own, detached states) does not, "
         "or the gap is rounding, which float64 (model.double()) would show"
     )
+
+
+@shielded
+def _watched(checked: _CheckedNetwork) -> Iterator[None]:
+    """Tell a network which module runs."""
+    with ExitStack() as installed:
+        for module, path in checked.structure.paths.items():
+            hook = checked.entered_module(path)
+            installed.callback(module.register_forward_pre_hook(hook).remove)
+            installed.callback(module.register_forward_hook(checked.left_module).remove)
+        yield
 
 
 class _Failed(Exception):

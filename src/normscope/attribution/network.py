@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.overrides import TorchFunctionMode
 
 from normscope.attribution import functions
 from normscope.attribution.attention import (
@@ -60,6 +59,8 @@ from normscope.attribution.secants import (
 from normscope.attribution.structure import Structure
 from normscope.attribution.trace import Tracer
 from normscope.errors import UnsupportedModelError
+from normscope.foundation.interrupts import shielded
+from normscope.foundation.torch_settings import LeavableMode
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,22 @@ class _Gate:
 _ACTIVE = threading.local()
 
 
+@shielded
+def networks_kept() -> Iterator[None]:
+    """Leave all networks when the context ends, also those that an interrupt kept from leaving."""
+    before = running()
+    try:
+        yield
+    finally:
+        _ACTIVE.networks = before
+
+
 def running() -> tuple[Network, ...]:
     """Return the networks that are entered in this thread, the innermost last."""
     return getattr(_ACTIVE, "networks", ())
 
 
-class Network(TorchFunctionMode):
+class Network(LeavableMode):
     """A model at one batch of inputs, linear in its sources.
 
     Args:

@@ -10,7 +10,6 @@ The operators of the secant network are in `secants.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -21,6 +20,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from normscope.decomposition.activations import Activation, derivative, nodes
+from normscope.foundation.interrupts import shielded
 from normscope.kernels.backend import triton_for
 
 Cotangents = tuple[Tensor | None, ...]
@@ -75,7 +75,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-@contextmanager
+@shielded
 def own_graph() -> Iterator[None]:
     """Keep the hooks of checkpointing away from a graph that does not outlast an operation."""
     # An output that its own graph keeps as it is would never be freed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from normscope.attribution.diagnosis import diagnose
-from normscope.attribution.network import Network, Source, running
+from normscope.attribution.network import Network, Source, networks_kept, running
 from normscope.attribution.operators import inner
 from normscope.attribution.recomputation import recomputed, worth_recomputing
 from normscope.attribution.rules import Rules
@@ -26,6 +26,7 @@ from normscope.capture.active import ACTIVE
 from normscope.capture.inventory import configs_of
 from normscope.engine.judge import judge_shares, share_bound
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.foundation.interrupts import shielded
 from normscope.models.completeness import made_up, refuse_made_up
 from normscope.models.running import accepted_by, evaluating
 
@@ -191,7 +192,7 @@ class _Setup:
         """Return a network that has not run."""
         return Network(structure_of(self.model), self.rules, self.rows)
 
-    @contextmanager
+    @shielded
     def prepared(self) -> Iterator[None]:
         """Allow gradients; put the model into evaluation mode, with attention that is seen."""
         with ExitStack() as stack:
@@ -201,10 +202,11 @@ class _Setup:
             stack.enter_context(_visible_attention(self.model))
             yield
 
-    @contextmanager
+    @shielded
     def hooked(self, network: Network, recompute: bool = False) -> Iterator[None]:
         """Let a network see the model's modules, also in a backward pass that recomputes them."""
         with ExitStack() as stack:
+            stack.enter_context(networks_kept())
             stack.enter_context(network.structure.watched(network))
             if network.tracer is not None:
                 for handle in network.tracer.hooks():
@@ -339,7 +341,7 @@ class _Setup:
             return tangent
 
         replay.components = component
-        with forward_ad.dual_level():
+        with _dual_level():
             values = self.forward(replay)
             pushed = forward_ad.unpack_dual(values).tangent
         expected = np.zeros_like(shares.value)
@@ -352,7 +354,14 @@ class _Setup:
         return np.abs(found - expected)
 
 
-@contextmanager
+@shielded
+def _dual_level() -> Iterator[None]:
+    """Differentiate forwards inside the context."""
+    with forward_ad.dual_level():
+        yield
+
+
+@shielded
 def _visible_attention(model: nn.Module) -> Iterator[None]:
     """Let a model whose attention calls other kernels use torch's own."""
     before = [(c, c._attn_implementation_internal) for c in configs_of(model).values()]

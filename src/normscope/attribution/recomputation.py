@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from normscope.attribution.network import Network
+from normscope.foundation.interrupts import shielded
 
 _ROOM = 0.6  # of the free memory that states may fill before they are computed again
 
 
-@contextmanager
+@shielded
 def recomputed(network: Network) -> Iterator[None]:
     """Run every layer of the network under checkpointing.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from normscope.capture.inventory import Inventory
 from normscope.foundation.caching import ModuleCache
+from normscope.foundation.interrupts import shielded
 from normscope.models.walk import modules
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Structure:
             own, paths = own[:-1], [path[:-1] or path for path in paths]
         return ".".join(own)
 
-    @contextmanager
+    @shielded
     def watched(self, network: Network) -> Iterator[None]:
         """Let a network see layers begin and end, and replace activations as a whole."""
         handles = []

@@ -15,7 +15,6 @@ adds the norms, feed-forwards and outputs of whole layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Literal
 
 from torch import nn
@@ -27,6 +26,7 @@ from normscope.capture.projection import Projection
 from normscope.capture.record import AttentionKind, Capture
 from normscope.capture.recorder import Recorder
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.foundation.interrupts import shielded
 
 __all__ = [
     "ATTENTION_MODES",
@@ -42,7 +42,7 @@ AttentionMode = Literal["auto", "eager", "fused"]
 ATTENTION_MODES: tuple[AttentionMode, ...] = ("auto", "eager", "fused")
 
 
-@contextmanager
+@shielded
 def capture(
     model: nn.Module,
     callback: Callable[[Capture], None] | None = None,

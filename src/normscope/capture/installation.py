@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -15,6 +15,7 @@ from normscope.capture.interface import LOCK, AttentionName, register
 from normscope.capture.inventory import Inventory
 from normscope.capture.recorder import Recorder
 from normscope.capture.watch import Watch
+from normscope.foundation.interrupts import shielded
 
 
 @dataclass
@@ -22,22 +23,14 @@ class Installation:
     """What was put into one model, for all the captures that are open on it."""
 
     inventory: Inventory
-    hooks: list[Any]
-    names: list[tuple[Any, AttentionName]]  # each configuration, and the name in it
+    installed: ExitStack  # removes the hooks, and the names that nobody else uses
     users: int = 0
-
-    def remove(self) -> None:
-        """Remove the hooks, and the names that nobody else uses."""
-        for hook in self.hooks:
-            hook.remove()
-        for config, name in self.names:
-            name.take_away(config)
 
 
 _INSTALLED: WeakKeyDictionary[nn.Module, Installation] = WeakKeyDictionary()
 
 
-@contextmanager
+@shielded
 def install(model: nn.Module) -> Iterator[Installation]:
     """Install hooks and name for the duration of the context; the last user removes them."""
     with LOCK:
@@ -52,7 +45,7 @@ def install(model: nn.Module) -> Iterator[Installation]:
             installation.users -= 1
             if installation.users == 0:
                 del _INSTALLED[model]
-                installation.remove()
+                installation.installed.close()
             if not _INSTALLED:
                 forget_replays()
 
@@ -60,12 +53,14 @@ def install(model: nn.Module) -> Iterator[Installation]:
 def _put(model: nn.Module) -> Installation:
     register()
     inventory = Inventory(model)
-    hooks = _hooks(inventory)
-    names = [(config, AttentionName.put(config)) for config in inventory.configs.values()]
-    return Installation(inventory, hooks, names)
+    with ExitStack() as installed:  # an error takes back what was installed before it
+        _add_hooks(inventory, installed)
+        for config in inventory.configs.values():
+            installed.callback(AttentionName.put(config).take_away, config)
+        return Installation(inventory, installed.pop_all())
 
 
-@contextmanager
+@shielded
 def recording(recorder: Recorder) -> Iterator[None]:
     """Let the hooks report to ``recorder`` in this thread; contexts may end in any order."""
     watch = next((r.watch for r in ACTIVE.get() if r.watch is not None), None)
@@ -83,9 +78,8 @@ def recording(recorder: Recorder) -> Iterator[None]:
             watch.__exit__(None, None, None)
 
 
-def _hooks(inventory: Inventory) -> list[Any]:
-    """Forward hooks that report to the recorders of the running thread, if there are any."""
-    hooks: list[Any] = []
+def _add_hooks(inventory: Inventory, installed: ExitStack) -> None:
+    """Add forward hooks that report to the recorders of the running thread, if there are any."""
 
     def recorders() -> list[Recorder]:
         if recomputing():
@@ -99,14 +93,15 @@ def _hooks(inventory: Inventory) -> list[Any]:
             for recorder in recorders():
                 report(recorder, module, args, kwargs or {})
 
-        hooks.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        handle = module.register_forward_pre_hook(hook, with_kwargs=True)
+        installed.callback(handle.remove)
 
     def after(module: nn.Module, report: Callable[..., None], **options: bool) -> None:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             for recorder in recorders():
                 report(recorder, module, args, output)
 
-        hooks.append(module.register_forward_hook(hook, **options))
+        installed.callback(module.register_forward_hook(hook, **options).remove)
 
     for owner, stacks in inventory.owners.items():
         before(owner, lambda r, m, a, k, stacks=stacks: r.stack_begins(stacks))
@@ -126,7 +121,6 @@ def _hooks(inventory: Inventory) -> list[Any]:
     for linear in inventory.linear:
         before(linear, lambda r, m, a, k: r.linear_begins(m, _first((*a, *k.values()))))
         after(linear, lambda r, m, a, y: r.linear_ends(m, y))
-    return hooks
 
 
 def _first(values: Iterable[Any]) -> Tensor | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from normscope.capture.plain import is_causal, is_plain, is_plain_call, scores_o
 from normscope.capture.recorder import Pending, Recorder
 from normscope.capture.scores import lowest
 from normscope.errors import UnsupportedModelError
+from normscope.foundation.interrupts import shielded
 
 NAME = "normscope"  # names that contain "flash" would be treated in a special way
 LOCK = threading.RLock()  # held while configurations are changed
@@ -224,14 +224,14 @@ def why_not_fused(inventory: Inventory) -> str | None:
     return None
 
 
-@contextmanager
+@shielded
 def eager(model: nn.Module) -> Iterator[None]:
     """Set a model to its eager attention inside the context, for comparison."""
-    with LOCK:
-        before = [(c, c._attn_implementation_internal) for c in configs_of(model).values()]
-        for config, _ in before:
-            config._attn_implementation_internal = "eager"
+    before = [(c, c._attn_implementation_internal) for c in configs_of(model).values()]
     try:
+        with LOCK:
+            for config, _ in before:
+                config._attn_implementation_internal = "eager"
         yield
     finally:
         with LOCK:

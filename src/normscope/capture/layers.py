@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from normscope.capture import AttentionMode, Capture, capture
 from normscope.capture.active import recomputing
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
+from normscope.foundation.interrupts import shielded
 from normscope.models import layouts
 from normscope.models.layouts import Experts, Layout, layer_of, layout_of
 from normscope.models.walk import ModuleTree
@@ -74,7 +74,7 @@ class LayerCapture:
         return states.reshape(batch, queries, -1)
 
 
-@contextmanager
+@shielded
 def capture_layers(
     model: nn.Module,
     callback: Callable[[LayerCapture], None],

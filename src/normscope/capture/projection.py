@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.shapes import Float
+from normscope.foundation.torch_settings import without_grad
 from normscope.kernels.gram import wide_product
 from normscope.models.walk import has
 
@@ -61,7 +62,7 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-@torch.no_grad()
+@without_grad
 def affine(module: nn.Module, name: str, read: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the (in, out) weight and the (out,) bias of a module.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from normscope.capture.active import ACTIVE
 from normscope.capture.inventory import uses_interface
 from normscope.capture.recorder import Pending
+from normscope.foundation.torch_settings import LeavableMode
 
 
-class Watch(TorchFunctionMode):
+class Watch(LeavableMode):
     """Recognises softmax(…) · values inside attention modules that compute it by hand."""
 
     def __init__(self) -> None:

@@ -170,7 +170,8 @@ def analyze(arguments: AnalyzeArguments) -> None:
 
     \b
     Exit status:
-      0 success, 1 unexpected error, 2 usage error, 130 interrupted
+      0 success, 1 unexpected error, 2 usage error, 130 Ctrl-C, 143 SIGTERM,
+      129 SIGHUP
     """  # noqa: D301
     keywords = arguments.for_python()
     _check(arguments, keywords)

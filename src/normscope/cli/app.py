@@ -22,17 +22,19 @@ from normscope.cli.families import families
 from normscope.cli.options import Debug
 from normscope.cli.reproduce import reproduce
 from normscope.cli.serve import serve
+from normscope.cli.signals import ending_signals
 from normscope.cli.view import view
 from normscope.errors import NormscopeError
 
-FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+FAILED, USAGE_ERROR = 1, 2
+INTERRUPTED = 130  # what typer returns instead of raising KeyboardInterrupt
 
 
 class _Commands(TyperGroup):
     """A group of commands that reports every error as one line on standard error.
 
-    The exit status is 2 for an error that the user can correct, 130 for Ctrl-C and 1 for anything
-    else.
+    The exit status is 2 for an error that the user can correct, 128 + n if the signal n has ended
+    the command (130 for Ctrl-C), and 1 for anything else.
     """
 
     debug = False
@@ -46,8 +48,17 @@ class _Commands(TyperGroup):
                 # A terminal that cannot show α shows its escape sequence instead of failing.
                 stream.reconfigure(errors="backslashreplace")
         options["standalone_mode"] = False  # raise exceptions, and return the status of Exit
+        with ending_signals() as ending:
+            status = self._run(words, *more, **options)
+            if status == INTERRUPTED:
+                status = self._fail(ending.message, ending.status)
+            sys.stderr.flush()
+        sys.exit(status)
+
+    def _run(self, words: list[str], *more: Any, **options: Any) -> int:
+        """Run the command, report an error, and return the exit status."""
         try:
-            status = super().main(words, *more, **options) or 0
+            status: int = super().main(words, *more, **options) or 0
             sys.stdout.flush()
         except NormscopeError as error:
             status = self._fail(str(error), USAGE_ERROR)
@@ -64,10 +75,7 @@ class _Commands(TyperGroup):
             else:
                 hint = "" if self.debug else "; run the command with --debug for the traceback"
                 status = self._fail(f"unexpected {type(error).__name__}: {error}{hint}", FAILED)
-        if status == INTERRUPTED:  # typer returns it instead of raising KeyboardInterrupt
-            self._fail("interrupted", status)
-        sys.stderr.flush()
-        sys.exit(status)
+        return status
 
     def _fail(self, message: str, status: int) -> int:
         if self.debug and sys.exc_info()[0] is not None:

@@ -184,7 +184,8 @@ def attribute(arguments: AttributeArguments) -> None:
 
     \b
     Exit status:
-      0 success, 1 unexpected error, 2 usage error, 130 interrupted
+      0 success, 1 unexpected error, 2 usage error, 130 Ctrl-C, 143 SIGTERM,
+      129 SIGHUP
     """  # noqa: D301
     options = arguments.options()
     if arguments.data is not None:
@@ -330,7 +331,7 @@ def _attribute_file(arguments: AttributeArguments, options: AttributionOptions, 
 
 @contextmanager
 def _hint_on_interrupt(output: Path) -> Iterator[None]:
-    """On Ctrl-C, print whether the run that writes to `output` can be continued."""
+    """On an interrupt, print whether the run that writes to `output` can be continued."""
     from normscope.corpus.attributions import partial_of
 
     try:

@@ -125,7 +125,8 @@ def corpus(arguments: CorpusArguments) -> None:
 
     \b
     Exit status:
-      0 success, 1 unexpected error, 2 usage error, 130 interrupted
+      0 success, 1 unexpected error, 2 usage error, 130 Ctrl-C, 143 SIGTERM,
+      129 SIGHUP
     """  # noqa: D301
     keywords = arguments.for_python()
     check_source(arguments.model, arguments.revision)

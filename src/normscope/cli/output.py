@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError
+from normscope.foundation.interrupts import shielded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 
 
-@contextmanager
+@shielded
 def quiet() -> Iterator[None]:
     """Silence transformers' logging and its progress bar for loading weights.
 
@@ -30,11 +31,11 @@ def quiet() -> Iterator[None]:
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     download_bars = not are_progress_bars_disabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    if download_bars:  # disable_progress_bar() turned these off as well
-        enable_progress_bars()
     try:
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        if download_bars:  # disable_progress_bar() turned these off as well
+            enable_progress_bars()
         yield
     finally:
         logging.set_verbosity(level)
@@ -44,7 +45,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def hint_on_interrupt(output: Path | None, restart: bool) -> Iterator[None]:
-    """On Ctrl-C, print whether the run that writes to `output` can be continued."""
+    """On an interrupt, print whether the run that writes to `output` can be continued."""
     from normscope.corpus.checkpoint import FILE
 
     try:

@@ -81,7 +81,7 @@ def reproduce(arguments: ReproduceArguments) -> None:
     \b
     Exit status:
       0 success, whether or not the numbers agree; 1 unexpected error; 2 usage error;
-      130 interrupted
+      130 Ctrl-C, 143 SIGTERM, 129 SIGHUP
     """  # noqa: D301
     options = ReproduceOptions(**arguments.for_python())
     if arguments.experiment not in NAMES:

@@ -53,7 +53,7 @@ def serve(arguments: ServeArguments) -> None:
 
     \b
     Exit status:
-      0 stopped by Ctrl-C or SIGTERM, 1 unexpected error, 2 usage error
+      0 stopped by Ctrl-C, SIGTERM or SIGHUP, 1 unexpected error, 2 usage error
     """  # noqa: D301
     settings = ServeSettings(**arguments.for_python())
     try:

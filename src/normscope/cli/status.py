@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from normscope.cli.output import quiet
 from normscope.foundation.garbage import collection_paused
+from normscope.foundation.interrupts import shielded
 from normscope.foundation.progress import showing
 from normscope.models.default import DEFAULT_MODEL
 
@@ -36,7 +37,7 @@ class StatusLine:
         """Show what is being done now."""
         self._progress.update(self._task, description=message)
 
-    @contextmanager
+    @shielded
     def paused(self) -> Iterator[None]:
         """Remove the line while the block writes to the terminal itself."""
         self._pauses += 1
@@ -48,7 +49,7 @@ class StatusLine:
             if not self._pauses:
                 self._progress.start()
 
-    @contextmanager
+    @shielded
     def shown(self) -> Iterator[None]:
         """Show the line while the block runs, with the stages that the library reports."""
         with self._progress, showing(self):

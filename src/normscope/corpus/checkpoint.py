@@ -13,7 +13,6 @@ import os
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from normscope.corpus.records import Position
 from normscope.corpus.work import Outcome, Progress
 from normscope.errors import InputError
 from normscope.foundation.files import PARTIAL, whole_file
+from normscope.foundation.interrupts import shielded
 
 FILE = "checkpoint.npz"
 LOCK = ".normscope.lock"
@@ -224,7 +224,7 @@ class Folder:
         return '"identity"' in text and '"signature"' in text
 
 
-@contextmanager
+@shielded
 def locked_folder(path: str | os.PathLike[str]) -> Iterator[Folder]:
     """Create the folder of a run if necessary, and lock it against other processes."""
     folder = Folder(Path(path))

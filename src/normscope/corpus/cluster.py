@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Iterator, Mapping
+import signal
+import threading
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import Any
@@ -31,7 +33,7 @@ OBJECTS = 256 << 20  # bytes of shared memory for a Ray that is started here
 MOST_PARTS = 10_000  # parts of a dataset, which Ray Data keeps track of
 
 
-def ray_steps(job: CorpusJob, start: Position, first: int) -> Iterator[Step]:
+def ray_steps(job: CorpusJob, start: Position, first: int) -> Generator[Step, None, None]:
     """Measure blocks on the cluster; yield outcomes of blocks or whole groups, in order.
 
     Args:
@@ -66,12 +68,15 @@ def _connected_ray(address: str | None, workers: int | None) -> Iterator[Any]:
         yield ray
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    handler = signal.getsignal(signal.SIGTERM)
     if address is None:
         cpus = None if workers is None else workers + 1
         ray.init(num_cpus=cpus, include_dashboard=False, object_store_memory=OBJECTS, **quiet)
     else:
         ray.init(address=address, **quiet)
     try:
+        if callable(handler) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # Ray's own exits without a checkpoint
         yield ray
     finally:
         ray.shutdown()

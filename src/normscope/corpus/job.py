@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class CorpusJob:
 
 def local_steps(
     job: CorpusJob, start: Position, first: int, done: Callable[[int], Any] = int
-) -> Iterator[Step]:
+) -> Generator[Step, None, None]:
     """Measure one block after the other, in this process.
 
     Args:

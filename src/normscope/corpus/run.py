@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -282,7 +282,7 @@ class _Run:
                 pass
             self.identity["data"][-1]["sha256"] = source.seen()
 
-    def _steps(self, done: Callable[[int], Any]) -> Iterator[Step]:
+    def _steps(self, done: Callable[[int], Any]) -> Generator[Step, None, None]:
         if self.job.options.engine == "ray":
             from normscope.corpus.cluster import ray_steps
 
@@ -295,15 +295,14 @@ class _Run:
         seconds_before = self.notes["seconds"]
         finished = self.progress.all(statistics)
         rows, tokens, self.notes["tokens"] = finished.rows, 0, finished.tokens
-        with progress_bar(
-            self.total, unit="row", description="corpus", done=rows, shown=options.progress
-        ) as bar:
+        shown: dict[str, Any] = {"description": "corpus", "done": rows, "shown": options.progress}
+        with (
+            progress_bar(self.total, unit="row", **shown) as bar,
+            closing(self._steps(bar.update)) as steps,  # ends the workers, also after an interrupt
+        ):
             try:
-                for step in self._steps(bar.update):
-                    self.progress = self.progress.plus(statistics, step.outcome, step.blocks)
-                    self.position = step.after
-                    for source in self._streams:
-                        self.notes["seen"] = source.seen()
+                for step in steps:
+                    self._advance(step)
                     now = time.monotonic()
                     self.notes["seconds"] = seconds_before + now - began
                     tokens += step.outcome.tokens
@@ -316,6 +315,15 @@ class _Run:
             except KeyboardInterrupt:
                 self._save()
                 raise
+
+    def _advance(self, step: Step) -> None:
+        """Add what a step has measured."""
+        progress = self.progress.plus(self.job.statistics, step.outcome, step.blocks)
+        notes = dict(self.notes)
+        for source in self._streams:
+            notes["seen"] = source.seen()
+        # No function is called from here on: an interrupt comes before or after these three.
+        self.progress, self.position, self.notes = progress, step.after, notes
 
     def _save(self) -> None:
         if self.folder is not None:

@@ -13,6 +13,7 @@ from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache, tensor_state
 from normscope.foundation.shapes import Float
+from normscope.foundation.torch_settings import without_grad
 
 Vectors = Float[Tensor, "*rows hidden"]
 _EPSILONS = ("eps", "variance_epsilon", "epsilon")  # names of ε in modules
@@ -44,7 +45,7 @@ class NormParameters:
         return normed if self.bias is None else normed + self.bias.to(x.dtype)
 
 
-@torch.no_grad()
+@without_grad
 def read_norm(
     module: nn.Module, inputs: Vectors, outputs: Vectors, name: str = "a norm"
 ) -> NormParameters:

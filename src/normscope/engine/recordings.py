@@ -14,7 +14,7 @@ import copy
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,6 +27,7 @@ from normscope.capture.active import ACTIVE
 from normscope.capture.inventory import search_of
 from normscope.engine.passes import RecordedPass
 from normscope.foundation.caching import ModuleCache
+from normscope.foundation.interrupts import shielded
 from normscope.models import layouts
 from normscope.models.walk import ModuleTree, tensors
 
@@ -107,15 +108,24 @@ def free_recordings() -> bool:
     """Drop the graphs of all models, because memory is short; return whether there were any."""
     freed = False
     for recordings in list(_RECORDINGS.values()):
-        if recordings.lock.acquire(blocking=False):  # otherwise another thread is using them
-            try:
+        with _held_if_free(recordings.lock) as held:  # otherwise another thread is using them
+            if held:
                 freed |= recordings.clear()
-            finally:
-                recordings.lock.release()
     if freed:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
     return freed
+
+
+@shielded
+def _held_if_free(lock: Any) -> Iterator[bool]:
+    """Hold a lock inside the context unless another thread does; yield whether it is held."""
+    held = lock.acquire(blocking=False)
+    try:
+        yield held
+    finally:
+        if held:
+            lock.release()
 
 
 def _largest() -> int:

@@ -34,6 +34,7 @@ from normscope.engine.recordings import (
 )
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.foundation.caching import values_used
+from normscope.foundation.interrupts import shielded
 from normscope.foundation.progress import is_shown, stage
 from normscope.kernels import Scratch
 from normscope.kernels.products import forget_products
@@ -242,13 +243,20 @@ class Engine:
             for captured in (layer.attention, layer.cross):
                 if captured is not None:
                     attended(captured, layer)
+            count_layer()
 
         record = (
-            capture_layers(self.model, self._with_progress(layer_done), attention=attention)
+            capture_layers(self.model, layer_done, attention=attention)
             if self.whole_layers
             else capture(self.model, attended, attention=attention)
         )
-        with evaluating(self.model), torch.no_grad(), record, suppress(StopPass):
+        with (
+            self._progress() as count_layer,
+            evaluating(self.model),
+            torch.no_grad(),
+            record,
+            suppress(StopPass),
+        ):
             batch.forward(self.model)
         return running
 
@@ -298,26 +306,23 @@ class Engine:
             return "eager"
         return self.attention
 
-    def _with_progress(
-        self, layer_done: Callable[[LayerCapture], None]
-    ) -> Callable[[LayerCapture], None]:
+    @shielded
+    def _progress(self) -> Iterator[Callable[[], None]]:
         """Show the progress over the layers if they are slow; on a terminal only."""
         if not any(needs.slow for needs in self.needs):
-            return layer_done
+            yield lambda: None
+            return
         from tqdm import tqdm
 
         total, hidden = len(layers_of(self.model)), True if is_shown() else None
-        bar = tqdm(total=total, desc="layers", leave=False, disable=hidden)
         finished = count(1)
+        with tqdm(total=total, desc="layers", leave=False, disable=hidden) as bar:
 
-        def counted(layer: LayerCapture) -> None:
-            layer_done(layer)
-            stage(f"running the model: {next(finished)} of {total} layers done")
-            bar.update()
-            if bar.n >= (bar.total or 0):
-                bar.close()
+            def layer_done() -> None:
+                stage(f"running the model: {next(finished)} of {total} layers done")
+                bar.update()
 
-        return counted
+            yield layer_done
 
     # ---- CUDA graphs
 
@@ -345,23 +350,35 @@ class Engine:
         inputs = {k: v.clone() if isinstance(v, Tensor) else v for k, v in batch.inputs.items()}
         own = Batch(self.model, inputs, host=batch.host)
         graph = torch.cuda.CUDAGraph()
-        random = torch.cuda.default_generators[torch.cuda.current_device()]
-        before = random.clone_state()
-        torch.cuda.synchronize()
-        unpadded = UNPADDED.set(batch.unpadded_masks())
         try:
-            with values_used() as held, torch.cuda.graph(graph):
+            with values_used() as held, _recorded(graph, batch):
                 size = -torch.cuda.memory_reserved()
                 recorded = self._forward(own)
                 size += torch.cuda.memory_reserved()
         except RuntimeError:  # the model's forward pass synchronises
-            torch.cuda.synchronize()
-            # A failed recording leaves the generator in capture mode, in which it cannot draw.
-            random.graphsafe_set_state(before)
             return None
-        finally:
-            UNPADDED.reset(unpadded)
         return RecordedPass(graph, inputs, recorded, held, size)
+
+
+@shielded
+def _recorded(graph: torch.cuda.CUDAGraph, batch: Batch) -> Iterator[None]:
+    """Record what runs on the device; a failed recording leaves the device as it was."""
+    random = torch.cuda.default_generators[torch.cuda.current_device()]
+    before = random.clone_state()
+    torch.cuda.synchronize()
+    unpadded = UNPADDED.set(batch.unpadded_masks())
+    try:
+        with torch.cuda.graph(graph):
+            yield
+    except BaseException as error:
+        torch.cuda.synchronize()
+        # A failed recording leaves the generator in capture mode, in which it cannot draw.
+        random.graphsafe_set_state(before)
+        if isinstance(error.__context__, KeyboardInterrupt):  # and then the recording failed
+            raise error.__context__ from None
+        raise
+    finally:
+        UNPADDED.reset(unpadded)
 
 
 def _worst(observed: Mapping[Part, Observed]) -> dict[str, float]:

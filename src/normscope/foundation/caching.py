@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -26,13 +25,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from normscope.foundation.interrupts import shielded
+from normscope.foundation.torch_settings import without_grad
+
 Value = TypeVar("Value")
 
 
 _USED: ContextVar[list[object] | None] = ContextVar("normscope_values_used", default=None)
 
 
-@contextmanager
+@shielded
 def values_used() -> Iterator[list[object]]:
     """Collect every value that caches return inside the context.
 
@@ -125,7 +127,7 @@ class TensorState:
         )
 
 
-@torch.no_grad()
+@without_grad
 def tensor_state(tensor: Tensor | None, *, contents: bool = True) -> TensorState | None:
     """Describe a tensor as it is now, for comparison with a later description of it.
 

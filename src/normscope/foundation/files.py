@@ -6,11 +6,12 @@ import os
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from normscope.errors import InputError
+from normscope.foundation.interrupts import shielded
 
 PARTIAL = ".normscope-*.tmp"  # the names of files that `whole_file` has not completed
 
@@ -51,7 +52,7 @@ def check_file(path: str | os.PathLike[str], suffixes: Sequence[str], also: str 
     return path
 
 
-@contextmanager
+@shielded
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a file for writing that replaces the one at `path` only when it is complete.
 

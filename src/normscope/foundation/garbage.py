@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
+
+from normscope.foundation.interrupts import shielded
 
 
-@contextmanager
+@shielded
 def collection_paused() -> Iterator[None]:
     """Pause the collection inside the context, for all threads; nothing if it is off already.
 
@@ -18,8 +19,8 @@ def collection_paused() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         gc.enable()

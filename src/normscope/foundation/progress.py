@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from normscope.foundation.interrupts import shielded
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -31,12 +33,13 @@ class StageDisplay(Protocol):
 _display: StageDisplay | None = None
 
 
-@contextmanager
+@shielded
 def showing(display: StageDisplay) -> Iterator[None]:
     """Show the stages of the work in the block on a display."""
     global _display
-    before, _display = _display, display
+    before = _display
     try:
+        _display = display
         yield
     finally:
         _display = before
@@ -58,7 +61,7 @@ def display_paused() -> AbstractContextManager[None]:
     return nullcontext() if _display is None else _display.paused()
 
 
-@contextmanager
+@shielded
 def progress_bar(
     total: int | None,
     *,

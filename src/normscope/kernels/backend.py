@@ -6,13 +6,13 @@ import functools
 import importlib.metadata
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Literal
 
 import torch
 
 from normscope.errors import InputError
+from normscope.foundation.interrupts import shielded
 
 Kernels = Literal["auto", "torch", "triton"]
 KERNELS: tuple[Kernels, ...] = ("auto", "torch", "triton")
@@ -52,15 +52,15 @@ def triton_for(kernels: Kernels, device: torch.device) -> ModuleType | None:
     return triton
 
 
-@contextmanager
+@shielded
 def without_tf32(device: torch.device) -> Iterator[None]:
     """Compute float32 products on a GPU in full inside the context, also if TF32 is allowed."""
     products = torch.backends.cuda.matmul
     if device.type != "cuda" or not products.allow_tf32:
         yield
         return
-    products.allow_tf32 = False
     try:
+        products.allow_tf32 = False
         yield
     finally:
         products.allow_tf32 = True

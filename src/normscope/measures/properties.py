@@ -13,7 +13,8 @@ mixes?). It needs a text, because a norm divides by the σ of its input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -28,6 +29,7 @@ from normscope.decomposition.layer import LayerView
 from normscope.decomposition.norms import read_norm
 from normscope.engine.run import look
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.foundation.interrupts import shielded
 from normscope.foundation.shapes import Float
 from normscope.models.layouts import layer_of, layout_of, part
 from normscope.models.random_inputs import random_inputs
@@ -175,10 +177,9 @@ def affine_maps(
         )
         by_stack.setdefault((captured.stack, captured.kind), []).append(affine_map)
 
-    hooks = [m.register_forward_pre_hook(attention, with_kwargs=True) for m in inventory.attention]
-    hooks += [m.register_forward_hook(linear, with_kwargs=True) for m in inventory.linear]
     try:
-        _run(model, random_inputs(model) if inputs is None else inputs, read)
+        with _watched(inventory, attention, linear):
+            _run(model, random_inputs(model) if inputs is None else inputs, read)
     except (AttributeError, TypeError, ValueError) as problem:
         if inputs is not None:
             raise
@@ -186,10 +187,22 @@ def affine_maps(
             f"{type(model).__name__} does not run on random token ids alone; give the model's own "
             "keyword arguments as inputs="
         ) from problem
-    finally:
-        for hook in hooks:
-            hook.remove()
     return _choose(model, by_stack, stack, kind)
+
+
+@shielded
+def _watched(
+    inventory: Inventory, attention: Callable[..., None], linear: Callable[..., None]
+) -> Iterator[None]:
+    """Call one function before every attention module, and one after every linear module."""
+    with ExitStack() as installed:
+        for module in inventory.attention:
+            handle = module.register_forward_pre_hook(attention, with_kwargs=True)
+            installed.callback(handle.remove)
+        for module in inventory.linear:
+            handle = module.register_forward_hook(linear, with_kwargs=True)
+            installed.callback(handle.remove)
+        yield
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.errors import InputError
+from normscope.foundation.torch_settings import without_grad
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -301,7 +302,7 @@ def tiny_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float64) 
     return model
 
 
-@torch.no_grad()
+@without_grad
 def randomize_(model: nn.Module, seed: int = 0) -> None:
     """Overwrite every parameter and every learnt buffer of `model` with seeded random numbers.
 

@@ -14,12 +14,12 @@ import struct
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import MissingExtraError, ModelNotFoundError
+from normscope.foundation.interrupts import shielded
 from normscope.models.failures import some
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ _SINGLE_DIGITS = {
     *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
 }
 
-_READING = threading.Lock()
+READING = threading.Lock()  # held by whoever enters `reading`
 
 
-@contextmanager
+@shielded
 def reading() -> Iterator[None]:
     """Let transformers do once what it does again and again while it reads a GGUF file.
 
@@ -69,15 +69,14 @@ def reading() -> Iterator[None]:
         (gguf, "get_tensor_name_map", lru_cache(maxsize=1)(gguf.get_tensor_name_map)),
         (modeling_gguf_pytorch_utils, "tqdm", logging.tqdm),
     ]
-    with _READING:
-        before = [getattr(module, name) for module, name, _ in replaced]
-        try:
-            for module, name, replacement in replaced:
-                setattr(module, name, replacement)
-            yield
-        finally:
-            for (module, name, _), original in zip(replaced, before, strict=True):
-                setattr(module, name, original)
+    before = [getattr(module, name) for module, name, _ in replaced]
+    try:
+        for module, name, replacement in replaced:
+            setattr(module, name, replacement)
+        yield
+    finally:
+        for (module, name, _), original in zip(replaced, before, strict=True):
+            setattr(module, name, original)
 
 
 def read_metadata(file: Path) -> dict[str, Any]:

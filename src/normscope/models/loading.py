@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from normscope.errors import InputError, ModelNotFoundError
+from normscope.foundation.interrupts import shielded
 from normscope.foundation.progress import display_paused, stage
 from normscope.models import gguf_files
 from normscope.models.completeness import check_whole, mark_made_up
@@ -100,7 +101,7 @@ def _load(
     reader: PreTrainedTokenizerBase | None = None
     if source.gguf:
         file = Path(location)
-        with gguf_files.reading():
+        with gguf_files.READING, gguf_files.reading():
             model = attempt(location, _load_gguf, file, dtype, strict)
             reader = attempt(location, gguf_files.gguf_tokenizer, file) if tokenizer else None
     else:
@@ -339,7 +340,7 @@ def _load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-@contextmanager
+@shielded
 def _without_load_report() -> Iterator[None]:
     """Silence transformers' report of missing weights: where it matters, it is an error here.
 
@@ -353,8 +354,8 @@ def _without_load_report() -> Iterator[None]:
         report = "LOAD REPORT" in message or "tied weights mapping" in message
         return record.thread != thread or not report
 
-    logger.addFilter(keep)
     try:
+        logger.addFilter(keep)
         yield
     finally:
         logger.removeFilter(keep)

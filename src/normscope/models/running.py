@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from normscope.errors import InputError
+from normscope.foundation.interrupts import shielded
+from normscope.foundation.torch_settings import torch_settings_kept
 from normscope.models.walk import places
 
 
@@ -36,14 +37,19 @@ def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-@contextmanager
+@shielded
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode, and give every module its own mode back on leaving."""
+    """Put a model into evaluation mode, and give every module its own mode back on leaving.
+
+    What the model and its measurement set in torch is restored as well, so that it does not matter
+    where in them an interrupt comes.
+    """
     training = [module for module in places(model) if module.training]
-    if training:
-        model.eval()
     try:
-        yield
+        if training:
+            model.eval()
+        with torch_settings_kept():
+            yield
     finally:
         for module in training:
             module.training = True

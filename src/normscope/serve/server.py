@@ -26,7 +26,7 @@ GRACE = 3  # seconds for open responses to finish when the server stops
 def serve(
     settings: ServeSettings, loading: Callable[[], AbstractContextManager[None]] = nullcontext
 ) -> None:
-    """Run the web app until SIGINT or SIGTERM.
+    """Run the web app until SIGINT, SIGTERM or SIGHUP.
 
     Args:
         settings: The settings of the server.
@@ -34,19 +34,28 @@ def serve(
     """
     listening = _listen(settings)
     settings = replace(settings, port=listening.getsockname()[1])
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = {signal.SIGTERM: signal.signal(signal.SIGTERM, _interrupt)}
+    hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+    if hang_up is not None and signal.getsignal(hang_up) != signal.SIG_IGN:  # as `nohup` sets it
+        previous[hang_up] = signal.signal(hang_up, _terminate)
     try:
         # After its own shutdown uvicorn raises the signal again, for other handlers.
         with suppress(KeyboardInterrupt):
             asyncio.run(_serve(settings, listening, loading))
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
         listening.close()
     print("normscope: stopped", file=sys.stderr)
 
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def _terminate(*_: Any) -> None:
+    """Do what SIGTERM does now: while it serves, uvicorn handles that signal."""
+    signal.raise_signal(signal.SIGTERM)
 
 
 def _listen(settings: ServeSettings) -> socket.socket:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from normscope.errors import InputError
+from normscope.foundation.interrupts import shielded
 from normscope.text.checks import check_text
 from normscope.text.words import group_pieces, surface_without_offsets
 
@@ -263,7 +263,7 @@ def _check_tokenizer(tokenizer: object) -> None:
     )
 
 
-@contextmanager
+@shielded
 def state_kept(tokenizer: Tokenizer) -> Iterator[None]:
     """Restore the tokenizer's state when the context ends, also after an exception.
 

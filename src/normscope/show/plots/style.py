@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from normscope.decomposition.scopes import SCOPES
 from normscope.errors import InputError, MissingExtraError
+from normscope.foundation.interrupts import shielded
 from normscope.results.arrays import printable
 from normscope.show.palette import (
     CATEGORIES,
@@ -82,7 +82,7 @@ FIRST_CJK = 0x2E80  # the first character of Chinese, Japanese and Korean writin
 _theme: ContextVar[str] = ContextVar("theme", default="light")
 
 
-@contextmanager
+@shielded
 def theme(name: str = "light") -> Iterator[None]:
     """Draw the plots made inside this context in a theme, "light" or "dark".
 
