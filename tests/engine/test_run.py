@@ -1,4 +1,4 @@
-"""The loop: measures side by side in one pass, early ends, layers that are not read; signatures."""
+"""The loop: measures side by side in one pass, early ends; signatures; weights that change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import gc
 import io
 import weakref
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from threading import Event, Thread
+from time import sleep
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from normscope.engine.batch import Batch
 from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import look, run
-from normscope.errors import ExactnessError
+from normscope.errors import ExactnessError, UnsupportedModelError
 from normscope.measures.analysis import analyze_inputs, analyze_views
 from normscope.models.architectures import tiny_inputs, tiny_model
 from tests.helpers.tiny import tokenizer
@@ -261,3 +263,99 @@ def test_the_bar_over_layers_is_closed(
         analyze_inputs(model, tiny_inputs("bert"), maps=["atb_ff_res_ln"])
     assert [bar.closed for bar in opened] == [True]
     assert opened[0].n == (3 if error is None else 0)
+
+
+# ---- weights that change meanwhile
+
+
+def weights_of_two_layers(model: Any) -> list[Tensor]:
+    layers = model.encoder.layer
+    return [layers[0].attention.self.value.weight, layers[2].output.dense.weight]
+
+
+def write_counted(weight: Tensor, factor: float) -> None:
+    with torch.no_grad():
+        weight.mul_(factor)
+
+
+def write_through_data(weight: Tensor, factor: float) -> None:
+    weight.data.mul_(factor)
+
+
+WRITES = [write_counted, write_through_data]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_results_are_of_one_state_while_another_thread_writes(write: Any) -> None:
+    model: Any = tiny_model("bert")
+    states = [[w.detach().clone() for w in weights_of_two_layers(model)]]
+
+    def train(most: int, done: Event) -> None:
+        for number in range(most):
+            sleep(0.001)
+            if done.is_set():
+                return
+            write(weights_of_two_layers(model)[number % 2], 1.01)
+            states.append([w.detach().clone() for w in weights_of_two_layers(model)])
+
+    results: list[Any] = []
+    for most in (1, 9, 2, 9, 1):
+        done = Event()
+        writer = Thread(target=train, args=(most, done))
+        writer.start()
+        with suppress(UnsupportedModelError):
+            results.append(normscope.analyze(model, tokenizer(), TEXT, maps=["attn_n"]))
+        done.set()
+        writer.join()
+    assert len(results) >= 2  # a single write is noticed, and the text is run again
+    possible = []
+    for state in states:
+        for weight, values in zip(weights_of_two_layers(model), state, strict=True):
+            weight.data.copy_(values)
+        possible.append(normscope.analyze(model, tokenizer(), TEXT, maps=["attn_n"]))
+    for result in results:
+        gaps = [np.abs(result["attn_n"].values - r["attn_n"].values).max() for r in possible]
+        assert min(gaps) < 1e-12
+
+
+def write_once(model: Any, calls: int, write: Any) -> Any:
+    """Write to the first layer when the last has been called so often."""
+    left = iter(range(calls))
+
+    def hook(*_: Any) -> None:
+        if next(left, None) == calls - 1:
+            write(weights_of_two_layers(model)[0], 2)
+
+    return model.encoder.layer[2].register_forward_hook(hook)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_batch_is_run_again_if_the_weights_change_in_the_first_one(write: Any) -> None:
+    model: Any = tiny_model("bert")
+    write_once(model, 1, write)
+    result: Any = normscope.analyze(model, tokenizer(), TEXT, maps=["attn_res_ln_n"])
+    after: Any = normscope.analyze(model, tokenizer(), TEXT, maps=["attn_res_ln_n"])
+    assert_array_equal(result["attn_res_ln_n"].values, after["attn_res_ln_n"].values)
+    assert result.signature == after.signature
+    assert "changed" not in result.signature
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_one_call_is_of_one_state(calls: int, write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the batch in which the weights change: other passes may have begun before."""
+    monkeypatch.setattr("normscope.measures.analysis.BATCH_TOKENS", 8)
+    model: Any = tiny_model("bert")
+    texts = [TEXT, "the cat", "the dog sat"]
+    write_once(model, calls, write)
+    try:
+        results = normscope.analyze(model, tokenizer(), texts, maps=["attn_n"])
+    except UnsupportedModelError as error:
+        message = str(error)
+        results = []
+    after = normscope.analyze(model, tokenizer(), texts, maps=["attn_n"])
+    for result, right in zip(results, after, strict=False):
+        assert_array_equal(result["attn_n"].values, right["attn_n"].values)
+    if calls == 3:
+        assert not results
+        assert "BertModel were changed while it was measured" in message

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from normscope.decomposition.scopes import NORMS
 from normscope.errors import InputError
 from normscope.models import identity
 from normscope.results.signature import Signature, versions, weights_hash
+from normscope.results.state import Snapshot
 
 RESAMPLES = 1000  # of the bootstrap intervals of a score
 
@@ -213,6 +215,22 @@ def _align(
         raise InputError("audio has no reverse direction: leave reverse_model out")
     forward = translator(options) if forward is None else forward
     backward = None if options.reverse_model is None else forward.reverse(options)
+    compute = partial(_align_by_model, sources, targets, options, forward, backward, gold)
+    for side in (forward, backward):
+        if side is not None:  # the same weights from the first pass until they are hashed
+            compute = partial(Snapshot(side.model).settled, compute)
+    return compute()
+
+
+def _align_by_model(
+    sources: Sentences | Tensor,
+    targets: Sentences,
+    options: AlignOptions,
+    forward: Translator,
+    backward: Translator | None,
+    gold: list[Links] | None,
+) -> Alignments:
+    texts = None if isinstance(sources, Tensor) else sources
     pairs = forward.pairs(sources, targets, skip_long=options.skip_long)
     ahead = align_direction(forward, pairs, texts, targets, options)
     back = None

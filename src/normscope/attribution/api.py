@@ -248,7 +248,7 @@ class Explainer:
     ) -> Iterator[tuple[int, Attribution]]:
         reader = Reader(model, self.tokenizer, truncate=self.truncate)
         tasks = [self._task(reader, model, *asked[at]) for at in chosen]
-        runner = Runner(model, reader.tokenizer, self.options)
+        runner = Runner(model, reader.tokenizer, self.options, self._signature.snapshot)
         for explained in runner.run(tasks):
             for at, number in enumerate(explained.indices):
                 result = self._result(reader, runner, explained, at, tasks[number])

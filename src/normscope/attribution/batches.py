@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from normscope.engine.batches import by_length, halves
 from normscope.errors import InputError, NormscopeError
 from normscope.foundation.progress import stage
 from normscope.models.running import accepted_by, evaluating
+from normscope.results.state import Snapshot
 from normscope.text.tokens import encode, pad
 
 BATCH_TOKENS = 2048  # padded tokens in one batch
@@ -74,10 +76,14 @@ class Runner:
         model: a transformers model.
         tokenizer: its tokenizer.
         options: checked options.
+        snapshot: what the model is for all tasks.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, options: AttributionOptions) -> None:
+    def __init__(
+        self, model: Any, tokenizer: Any, options: AttributionOptions, snapshot: Snapshot
+    ) -> None:
         self.model, self.tokenizer, self.options = model, tokenizer, options
+        self.snapshot = snapshot
         self.head = head_of(model)
         configured = getattr(core(model).config.get_text_config(), "pad_token_id", None)  # type: ignore[operator, union-attr]
         # A classifier finds the last token of a text by the padding id of its own config.
@@ -125,10 +131,9 @@ class Runner:
             if secant:
                 baselines = [task.baselines[number] for task in tasks]
                 real, others = self._pair(rows, baselines, inputs, value)
+            work = partial(explain, self.model, real, value, rules, baseline_inputs=others, **how)
             with evaluating(self.model), _readable_errors(self.model, rows[0]):
-                shares.append(
-                    explain(self.model, real, value, rules, baseline_inputs=others, **how)
-                )
+                shares.append(self.snapshot.settled(work))
         return ExplainedBatch(indices, value, shares)
 
     # ---- tensors

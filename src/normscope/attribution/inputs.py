@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,18 +111,18 @@ def attribute_inputs(
         for entry in questions[0].baselines or (None,):
             real, others = rows.pair(given, value, entry)
             try:
+                work = partial(
+                    explain,
+                    model,
+                    real,
+                    value,
+                    rules_of(chosen, gate),
+                    trace=trace,
+                    recompute=recompute,
+                    baseline_inputs=others,
+                )
                 with evaluating(model):
-                    shares.append(
-                        explain(
-                            model,
-                            real,
-                            value,
-                            rules_of(chosen, gate),
-                            trace=trace,
-                            recompute=recompute,
-                            baseline_inputs=others,
-                        )
-                    )
+                    shares.append(rows.signature.snapshot.settled(work))
             except torch.OutOfMemoryError as error:
                 raise out_of_memory("this batch: give fewer rows at once") from error
         settings = options.describe(chosen)
@@ -170,7 +171,7 @@ class InputRows:
             }
         self.two = bool(getattr(core(model).config, "is_encoder_decoder", False))
         self.tokens = tokens
-        self._signature = signature_of(model, None, {})
+        self.signature = signature_of(model, None, {})
         if tokens is not None and len(tokens) != self.count:
             raise InputError(f"tokens has {len(tokens)} rows, and the inputs have {self.count}")
         for name in EMBEDDINGS:
@@ -462,7 +463,7 @@ class InputRows:
             answer=", ".join(words[:positive]),
             foil=", ".join(words[positive:]) or None,
             settings=described,
-            signature=self._signature.with_settings(described),
+            signature=self.signature.with_settings(described),
         )
         rows = slice(row * choices, (row + 1) * choices)
         return attribution(shares, rows, segments, labels)

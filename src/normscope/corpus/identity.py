@@ -22,10 +22,8 @@ from normscope.errors import InputError
 from normscope.measures.statistics.base import Statistic
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.models import identity as model_identity
-from normscope.results.signature import CONVENTIONS, tokenizer_name, versions, weights_hash
-
-# Entries of a config that say how a model was saved or is run, not what it computes.
-_NOT_COMPARED = {"transformers_version", "torch_dtype", "dtype", "attn_implementation"}
+from normscope.results.descriptions import config_hash, modules_hash, tokenizer_name
+from normscope.results.signature import CONVENTIONS, versions, weights_hash
 
 
 def identify(job: CorpusJob) -> dict[str, Any]:
@@ -37,6 +35,7 @@ def identify(job: CorpusJob) -> dict[str, Any]:
             "revision": source["revision"],
             "weights": weights_hash(model),
             "config": config_hash(model),
+            "modules": modules_hash(model),
             "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
             "device": job.device.partition(":")[0],
         },
@@ -62,6 +61,7 @@ def signature(identity: Mapping[str, Any]) -> str:
         "model": model["name"],
         "revision": model["revision"] or "none",
         "weights": "sha256=" + model["weights"],
+        "modules": model["modules"],
         "tokenizer": identity["tokenizer"]["vocabulary"],
         "statistics": ",".join(identity["statistics"]),
         "data": f"{len(data)}-part(s)/sha256={digest}",
@@ -76,16 +76,6 @@ def signature(identity: Mapping[str, Any]) -> str:
         **identity["versions"],
     }
     return "|".join(f"{name}:{value}" for name, value in entries.items())
-
-
-def config_hash(model: Any) -> str:
-    """Return a hash of the config, in which models with the same weights may differ."""
-    config = {
-        name: value
-        for name, value in model.config.to_dict().items()
-        if not name.startswith("_") and name not in _NOT_COMPARED
-    }
-    return _hash(json.dumps(config, sort_keys=True, default=str))
 
 
 def _rules(tokenizer: Any) -> str:

@@ -247,7 +247,7 @@ class AttentionDecomposition:
         return (gap / size.clamp_min(torch.finfo(size.dtype).tiny)).flatten(1).amax(dim=1).double()
 
 
-_FACTORS: ModuleCache[Tensor] = ModuleCache()
+_FACTORS: ModuleCache[Tensor] = ModuleCache(of_weights=True)
 
 
 def _triangular_factor(captured: Capture) -> Float[Tensor, "head e e"]:
@@ -262,4 +262,5 @@ def _triangular_factor(captured: Capture) -> Float[Tensor, "head e e"]:
     # What an adapter or a quantised layer computes anew each time has no state to go by.
     if module is None or not isinstance(held, Tensor) or held.data_ptr() != weight.data_ptr():
         return compute()
-    return _FACTORS.get(module, tensor_state(weight, contents=False), compute)
+    # Comparing contents would let the CPU wait for a GPU in every layer.
+    return _FACTORS.get(module, tensor_state(weight, contents=not weight.is_cuda), compute)

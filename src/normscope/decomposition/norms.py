@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,20 @@ class NormParameters:
     centred: bool
     eps: float
     dtype: torch.dtype  # of the computation: many norms round a float64 model's states to float32
+    offset: float = 0.0  # what is added to the weight, which gives the scale
+
+    def renewed(self, module: nn.Module) -> NormParameters:
+        """Return the same form with the weight and bias that the module has now.
+
+        Copies (of 16-bit weights, or with an offset) would not follow writes through ``.data``.
+        """
+        weight, bias = _weight_and_bias(module)
+        scale = weight
+        if weight is not None and self.scale is not None:
+            scale = _scale(_widened(weight, self.scale.dtype), self.offset)
+        if bias is not None and self.bias is not None:
+            bias = _widened(bias, self.bias.dtype)
+        return replace(self, scale=scale, bias=bias)
 
     def centre(self, x: Vectors) -> Vectors:
         """Return ``x`` without its mean if the norm is centred, else ``x``."""
@@ -63,19 +77,19 @@ def read_norm(
             "and cannot be read. Load the model without offloading, or ask for: "
             f"{', '.join(HEAD_MAPS)}."
         )
-    weight, bias = (None if tensor is None else tensor.detach().to(wide) for tensor in own)
-    named = [getattr(module, name, None) for name in _EPSILONS]
+    weight, bias = (_widened(tensor, wide) for tensor in own)
     # Some classes have ε in their code; torch's RMSNorm may use the ε of the dtype.
     usual = [1e-5, 1e-6, 1e-12, torch.finfo(inputs.dtype).eps, torch.finfo(torch.float32).eps]
-    epsilons = [eps for eps in named if eps is not None] or usual
-    scales = [None] if weight is None else [weight, 1 + weight]
+    epsilons = _named_epsilons(module) or usual
+    offsets = [0.0] if weight is None else [0.0, 1.0]
     axes = 1 if weight is None else weight.dim()
     x, y = (t.reshape(-1, *t.shape[-axes:]) for t in (inputs, outputs))
     rows = (x.isfinite() & y.isfinite()).flatten(1).all(dim=1).nonzero().flatten()
     x, y = (t[rows[:: max(1, len(rows) // 64)]] for t in (x, y))
     gaps: dict[NormParameters, float] = {}
-    for free in itertools.product(scales, [bias], (True, False), epsilons, {wide, torch.float32}):
-        form = NormParameters(*free)
+    forms = itertools.product(offsets, (True, False), epsilons, {wide, torch.float32})
+    for offset, centred, eps, dtype in forms:
+        form = NormParameters(_scale(weight, offset), bias, centred, eps, dtype, offset)
         gap = (form.apply(x.to(form.dtype)) - y).norm()
         if gap <= max(_BOUNDS[form.dtype], _BOUNDS[y.dtype]) * y.norm():
             gaps[form] = float(gap)
@@ -91,17 +105,25 @@ _PARAMETERS: ModuleCache[NormParameters] = ModuleCache()
 
 
 def norm_of(module: nn.Module, inputs: Vectors, outputs: Vectors, name: str) -> NormParameters:
-    """Return `read_norm` of a module, cached until its weight, bias or ε changes.
-
-    On a GPU, comparing contents would wait for the device: a write that torch does not count
-    (``weight.data.mul_(2)``) to a scale of which a copy was made gives an error there.
-    """
+    """Return `read_norm` of a module; its form is kept until weight, bias or ε change."""
     modes = torch._C._len_torch_function_stack(), torch.is_autocast_enabled(outputs.device.type)
-    on_cpu = outputs.device.type == "cpu"
-    own = [tensor_state(tensor, contents=on_cpu) for tensor in _weight_and_bias(module)]
-    epsilons = [getattr(module, name, None) for name in _EPSILONS]
-    state = inputs.dtype, outputs.dtype, outputs.device, modes, own, epsilons
-    return _PARAMETERS.get(module, state, lambda: read_norm(module, inputs, outputs, name))
+    own = [tensor_state(tensor, contents=False) for tensor in _weight_and_bias(module)]
+    state = inputs.dtype, outputs.dtype, outputs.device, modes, own, _named_epsilons(module)
+    kept = _PARAMETERS.get(module, state, lambda: read_norm(module, inputs, outputs, name))
+    return kept.renewed(module)
+
+
+def _scale(weight: Tensor | None, offset: float) -> Tensor | None:
+    return weight + offset if offset and weight is not None else weight
+
+
+def _widened(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.detach().to(dtype)
+
+
+def _named_epsilons(module: nn.Module) -> list[float]:
+    named = [getattr(module, name, None) for name in ("eps", "variance_epsilon", "epsilon")]
+    return [eps for eps in named if eps is not None]
 
 
 def _weight_and_bias(module: nn.Module) -> list[Any]:

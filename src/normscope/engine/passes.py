@@ -63,6 +63,8 @@ class Pass:
         self.batch, self.measures = batch, measures
         self.parts: dict[Part, PartRecord] = {}
         self.paths: set[str] = set()
+        self.began: object = None  # the state of the weights when it began
+        self.samples: list[Tensor] = []  # of the weights, when the model had run
         self.stopped: set[int] = set()  # measures that need nothing more of this pass
         # The last mask, and the queries that it blocks.
         self._mask: tuple[Tensor | None, Tensor | None] = None, None
@@ -133,6 +135,8 @@ class Pass:
         }
         for record in self.parts.values():
             record.converted(transfer.add)
+        for sample in self.samples:
+            transfer.add(sample)
         transfer.start()
         copy = transfer.__getitem__
         self._stacked = {
@@ -145,6 +149,7 @@ class Pass:
             ]
             for part, by_measure in stacked.items()
         }
+        self.samples = [copy(sample) for sample in self.samples]
         # This also frees the tensors on the device, except those that are still being copied.
         self.parts = {part: record.converted(copy) for part, record in self.parts.items()}
         return self
@@ -194,6 +199,7 @@ class RecordedPass:
     ) -> None:
         self.graph, self.inputs, self.held, self.size = graph, inputs, held, size
         self.measures, self.parts, self.paths = recorded.measures, recorded.parts, recorded.paths
+        self.samples = recorded.samples
 
     def replay(self, batch: Batch) -> Pass:
         """Run another batch of the same shape."""
@@ -203,6 +209,7 @@ class RecordedPass:
         self.graph.replay()
         replayed = Pass(batch, self.measures)
         replayed.parts, replayed.paths = self.parts, self.paths
+        replayed.samples = list(self.samples)
         return replayed
 
 

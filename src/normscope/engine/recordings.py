@@ -2,44 +2,34 @@
 
 A recorded graph repeats the kernels of one pass on the same memory, and none of the Python code
 around them. It is replayed only while all that the code depended on is the same: the modules, their
-attributes, the configuration, the place and version of every tensor (:class:`ModelState`), torch's
-own settings (:func:`settings`), and the shapes of the inputs.
+attributes, the configuration, the place and version of every tensor
+(:class:`~normscope.results.state.ModelState`), torch's own settings (:func:`settings`), and the
+shapes of the inputs.
 
 Nothing that is kept refers to the model, so that it is freed with its graphs when it is deleted.
 """
 
 from __future__ import annotations
 
-import copy
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules import module as torch_module
 
 from normscope.capture.active import ACTIVE
-from normscope.capture.inventory import search_of
 from normscope.engine.passes import RecordedPass
-from normscope.foundation.caching import ModuleCache
 from normscope.foundation.interrupts import shielded
-from normscope.models import layouts
-from normscope.models.walk import ModuleTree, tensors
+from normscope.results.state import ModelState
 
 SEEN = 2  # batches of a shape that run normally before it is recorded
 KEPT = 32  # graphs of one model that are kept; the least recently used are dropped
 SHARE = 8  # those of one model may use this part of a GPU's memory: 1/8
 COUNTED = 256  # shapes whose batches are counted
-
-_PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.Size)
-_TORCHS_OWN = frozenset(vars(nn.Module()))  # parameters, children, hooks, the mode
-# transformers' own hooks collect hidden states for the output, which is not used.
-_HARMLESS_HOOKS = "transformers.utils.output_capturing"
 
 
 class Recordings:
@@ -49,15 +39,19 @@ class Recordings:
         self.kept = kept  # None: no limit
         self.lock = threading.RLock()  # held while a graph is filled, replayed and read
         self.state: ModelState | None = None
+        self.sums: object = None
         self.seen: OrderedDict[Hashable, int] = OrderedDict()
         # None: this shape cannot be recorded, or takes too much memory.
         self.graphs: OrderedDict[Hashable, RecordedPass | None] = OrderedDict()
 
-    def renew(self, state: ModelState) -> None:
-        """Drop all graphs if the model is no longer as it was when they were recorded."""
-        if self.state is None or self.state != state:
+    def renew(self, state: ModelState, sums: object = None) -> None:
+        """Drop all graphs if the model is no longer as it was when they were recorded.
+
+        ``sums`` is another object after a change of the weights that torch does not count.
+        """
+        if self.state is None or self.sums is not sums or self.state != state:
             self.clear()
-            self.state = state.kept()
+            self.state, self.sums = state.kept(), sums
 
     def graph(
         self, key: Hashable, record: Callable[[], RecordedPass | None]
@@ -163,110 +157,4 @@ def watched() -> bool:
         or torch._C._len_torch_dispatch_stack()
         or torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks
-    )
-
-
-class ModelState:
-    """Everything of a model that its forward pass depends on, at one moment.
-
-    Attributes:
-        recordable: whether all of it can be compared, and no hook of the user's is in the model.
-        tensors: the parameters and buffers; not kept, see :meth:`kept`.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        structure = ModuleTree(model)
-        places = structure.places
-        self.tensors: list[Tensor] = tensors(model)
-        configs = search_of(model, structure).configs(places).values()
-        attributes = _ATTRIBUTES.get(model, structure.kept(), lambda: Attributes(places))
-        others = attributes.others(places)
-        self.recordable = others is not None and not _hooked(places)
-        self._state: tuple[Any, ...] = (
-            structure.kept(),
-            [
-                (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype, t.shape)
-                for t in self.tensors
-            ],
-            [getattr(cls, "forward", None) for cls in attributes.classes],
-            attributes.plain(places),
-            others,
-            [_contents(config) for config in configs],
-            dict(layouts.LAYOUTS),
-        )
-
-    def kept(self) -> ModelState:
-        """Return the same state with copies and without strong references, for a cache."""
-        kept = object.__new__(ModelState)
-        kept.tensors, kept.recordable = [], self.recordable
-        *rest, configs, known = self._state
-        kept._state = (*rest, copy.deepcopy(configs), known)
-        return kept
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ModelState):
-            return NotImplemented
-        try:
-            return bool(self._state == other._state)
-        except (RuntimeError, ValueError):  # a number became an array, which has no single truth
-            return False
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-class Attributes:
-    """Which attributes the modules of a model have beside torch's own, by place and kind."""
-
-    def __init__(self, places: Sequence[nn.Module]) -> None:
-        self.classes = list(dict.fromkeys(map(type, places)))
-        self._plain: list[tuple[int, Callable[[Any], Any]]] = []
-        self._others: list[tuple[int, str]] = []
-        for at, module in enumerate(places):
-            own = {name: v for name, v in vars(module).items() if name not in _TORCHS_OWN}
-            plain = [name for name, value in own.items() if isinstance(value, _PLAIN)]
-            if plain:
-                self._plain.append((at, itemgetter(*plain)))
-            self._others += [(at, name) for name in own if name not in plain]
-
-    def plain(self, places: Sequence[nn.Module]) -> list[Any]:
-        """Return all numbers, strings and flags."""
-        return [get(vars(places[at])) for at, get in self._plain]
-
-    def others(self, places: Sequence[nn.Module]) -> list[Any] | None:
-        """Return what tells whether the other attributes are the same; None if nothing does."""
-        try:
-            return [_described(vars(places[at])[name]) for at, name in self._others]
-        except TypeError:  # an object that cannot be referred to weakly
-            return None
-
-
-_ATTRIBUTES: ModuleCache[Attributes] = ModuleCache()
-
-
-def _described(value: Any) -> Any:
-    """What tells whether an attribute is the same: contents, address, or a weak reference."""
-    if isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, Tensor):
-        version = 0 if value.is_inference() else value._version
-        return value.data_ptr(), version, value.dtype, value.shape
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value), [_described(item) for item in value]
-    if isinstance(value, dict):
-        return type(value), [(key, _described(item)) for key, item in value.items()]
-    return weakref.ref(value)
-
-
-def _contents(config: Any) -> dict[str, Any]:
-    """The fields of a configuration, without configurations in it, which are listed themselves."""
-    return {name: v for name, v in vars(config).items() if not hasattr(v, "sub_configs")}
-
-
-def _hooked(places: Sequence[nn.Module]) -> bool:
-    """Whether a module has a forward hook of the user's."""
-    return any(
-        getattr(hook, "__module__", "") != _HARMLESS_HOOKS
-        for module in places
-        if module._forward_hooks or module._forward_pre_hooks
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     )

@@ -25,20 +25,26 @@ from normscope.engine.judge import check_masks, judge
 from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
 from normscope.engine.passes import Pass, RecordedPass
 from normscope.engine.recordings import (
-    ModelState,
     Recordings,
     free_recordings,
     recordings_of,
     settings,
     watched,
 )
-from normscope.errors import ExactnessError, InputError, UnsupportedModelError
-from normscope.foundation.caching import values_used
+from normscope.errors import (
+    ExactnessError,
+    InputError,
+    NormscopeError,
+    UnsupportedModelError,
+)
+from normscope.foundation.caching import forget_weights, values_used
 from normscope.foundation.interrupts import shielded
+from normscope.foundation.probes import samples
 from normscope.foundation.progress import is_shown, stage
 from normscope.kernels import Scratch
-from normscope.kernels.products import forget_products
 from normscope.models.running import evaluating
+from normscope.models.walk import weights
+from normscope.results.state import ModelState, Snapshot
 
 LONG = 1024  # tokens; attention weights of longer inputs are not kept as a whole
 _TEXTS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -62,6 +68,7 @@ def run(
     attention: AttentionMode = "auto",
     bound: float | None = None,
     recorded_as: Hashable = None,
+    snapshot: Snapshot | None = None,
 ) -> Iterator[Judged]:
     """Run batches through a model and measure its layers; yield each batch when it is judged.
 
@@ -74,11 +81,13 @@ def run(
         bound: the largest gap to accept; by default that of the dtypes.
         recorded_as: what the measures' observations depend on beside the model and the batch. CUDA
             graphs are kept for later calls with an equal value; with None they end with this one.
+        snapshot: what the model is; by default as it is when the first batch is started.
 
     Raises:
+        UnsupportedModelError: the weights were changed in the meantime, by another thread say.
         ExactnessError: if parts do not add up to the model's own states.
     """
-    engine = Engine(model, measures, attention, bound, recorded_as=recorded_as)
+    engine = Engine(model, measures, attention, bound, recorded_as=recorded_as, snapshot=snapshot)
     source = iter(batches)
     running: Pass | None = None  # the previous pass, whose numbers are still being copied
     while (batch := next(source, None)) is not None:
@@ -156,12 +165,14 @@ class Engine:
         bound: float | None = None,
         *,
         recorded_as: Hashable = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
         self.model, self.measures = model, list(measures)
         self.attention, self.bound = attention, bound
         self.needs = [measure.needs for measure in measures]
         self.whole_layers = any(needs.whole_layers for needs in self.needs)
         self.recorded_as = recorded_as
+        self.snapshot = Snapshot(model) if snapshot is None else snapshot
         self.recordings = Recordings() if recorded_as is None else recordings_of(model)
 
     def start(self, batch: Batch) -> Pass:
@@ -173,7 +184,11 @@ class Engine:
         """Run a batch and leave its numbers on the device."""
         key = self._recording_key(batch)
         graph = None if key is None else self.recordings.graph(key, lambda: self._record(batch))
-        return self._forward(batch) if graph is None else graph.replay(batch)
+        if graph is None:
+            return self._forward(batch)
+        replayed = graph.replay(batch)
+        replayed.began = self.snapshot.weights
+        return replayed
 
     def free_recordings(self) -> bool:
         """Drop all CUDA graphs, because memory is short; return whether there were any."""
@@ -184,6 +199,10 @@ class Engine:
         """Wait for a batch, judge it, and return the results of the measures."""
         running.wait()
         batch = running.batch
+        # A pass that began before the model was looked at anew may have read both states.
+        current = running.began is self.snapshot.weights
+        if not (current and self.snapshot.holds(running.samples)):
+            return self.finish(self.start(batch))
         if not running.parts:
             raise UnsupportedModelError(
                 f"{type(self.model).__name__} ran without any attention that normscope can read, "
@@ -198,7 +217,7 @@ class Engine:
             if self.attention == "auto":
                 # Weights may have been written to in a way that torch does not count.
                 self.recordings.clear()
-                forget_products(self.model)
+                forget_weights(self.model)
                 return self.finish(self._forward(batch, "eager").fetch())
             if isinstance(error, InputError):
                 raise
@@ -231,6 +250,7 @@ class Engine:
 
     def _forward(self, batch: Batch, attention: AttentionMode | None = None) -> Pass:
         running = Pass(batch, len(self.measures))
+        running.began = self.snapshot.weights
         scratch = Scratch()
         if attention is None:
             attention = self._attention(batch)
@@ -250,14 +270,20 @@ class Engine:
             if self.whole_layers
             else capture(self.model, attended, attention=attention)
         )
-        with (
-            self._progress() as count_layer,
-            evaluating(self.model),
-            torch.no_grad(),
-            record,
-            suppress(StopPass),
-        ):
-            batch.forward(self.model)
+        try:
+            with (
+                self._progress() as count_layer,
+                evaluating(self.model),
+                torch.no_grad(),
+                record,
+                suppress(StopPass),
+            ):
+                batch.forward(self.model)
+        except NormscopeError:
+            if self.snapshot.holds():  # otherwise the change of the weights explains the error
+                raise
+            return self._forward(batch, attention)
+        running.samples = samples(weights(self.model))
         return running
 
     def _observe(
@@ -341,7 +367,7 @@ class Engine:
         weights = (t for t in state.tensors if isinstance(t, nn.Parameter))
         if not state.recordable or any(weight.device != device for weight in weights):
             return None
-        self.recordings.renew(state)
+        self.recordings.renew(state, self.snapshot.sums)
         facts = tuple((k, v.shape, v.dtype) for k, v in tensors.items())
         attention = self._attention(batch)
         return self.recorded_as, attention, facts, (*others.items(),), batch.padded, settings()

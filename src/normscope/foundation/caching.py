@@ -19,7 +19,7 @@ import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -54,9 +54,15 @@ class ModuleCache(Generic[Value]):
 
     A value must not refer to its module, or neither is ever freed. Threads may compute the same
     value twice; either result is right.
+
+    Args:
+        of_weights: whether the values are computed from weights but are not compared with all of
+            them each time; :func:`forget_weights` drops them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_weights: bool = False) -> None:
+        if of_weights:
+            _OF_WEIGHTS.append(self)
         self._entries: WeakKeyDictionary[nn.Module, dict[Hashable, tuple[object, Value]]] = (
             WeakKeyDictionary()
         )
@@ -94,6 +100,16 @@ class ModuleCache(Generic[Value]):
     def __len__(self) -> int:
         """The number of modules for which something is kept."""
         return len(self._entries)
+
+
+_OF_WEIGHTS: list[ModuleCache[Any]] = []
+
+
+def forget_weights(model: nn.Module) -> None:
+    """Drop what was computed from the weights of a model, because they may have changed."""
+    for module in model.modules():
+        for cache in _OF_WEIGHTS:
+            cache.forget(module)
 
 
 @dataclass(frozen=True, eq=False)

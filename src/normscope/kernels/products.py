@@ -40,7 +40,7 @@ class KeptProducts:
     scales: list[Tensor]  # of the steps of L, as they were
 
 
-_KEPT: ModuleCache[KeptProducts] = ModuleCache()
+_KEPT: ModuleCache[KeptProducts] = ModuleCache(of_weights=True)
 
 
 def products_of(
@@ -100,12 +100,6 @@ def kept_products(
 def scales_of(levels: Sequence[Sequence[Linear]]) -> list[Tensor]:
     """List the scales in the steps of several L."""
     return [step.scale for steps in levels for step in steps if step.scale is not None]
-
-
-def forget_products(model: nn.Module) -> None:
-    """Drop the products of all modules of a model."""
-    for module in model.modules():
-        _KEPT.forget(module)
 
 
 def _multiply(weight: Float[Tensor, "head head_size out"], steps: Sequence[Linear]) -> Products:

@@ -203,7 +203,8 @@ def analyze_inputs(
             f"model itself does, not {type(inputs).__name__}"
         )
     known = None if tokens is None else [{"": named(row)} for row in tokens]
-    measure = Maps(model, options, _signature(model, None, options))
+    signature = Signature(model, None, _settings(model, options))
+    measure = Maps(model, options, signature)
     try:
         moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
         (judged,) = run(
@@ -212,6 +213,7 @@ def analyze_inputs(
             [measure],
             attention=options.attention,
             recorded_as=repr(options),
+            snapshot=signature.snapshot,
         )
     except torch.OutOfMemoryError as error:
         raise out_of_memory("this batch: give fewer rows at once") from error
@@ -235,7 +237,8 @@ def _resolve(model: Any, tokenizer: Any, **where: Any) -> tuple[Any, Any, bool]:
     return model, tokenizer, loaded
 
 
-def _signature(model: nn.Module, tokenizer: Any, options: AnalysisOptions) -> Signature:
+def _settings(model: nn.Module, options: AnalysisOptions) -> dict[str, str]:
+    """Return the settings that belong in the signature."""
     parameter = next(model.parameters())
     settings = options.describe()
     if options.categories:
@@ -244,7 +247,7 @@ def _signature(model: nn.Module, tokenizer: Any, options: AnalysisOptions) -> Si
     if triton_for(kernels, parameter.device) is not None:
         settings["kernels"] = "triton"
     settings["dtype"] = str(parameter.dtype).removeprefix("torch.")
-    return Signature(model, tokenizer, settings)
+    return settings
 
 
 # ---- texts
@@ -305,6 +308,7 @@ def _analyze_texts(
     """Return the results of each view by text; ``choose`` maps the greatest length to the views."""
     _check_target(model, texts.has_target)
     both = tokenizers_of(model, tokenizer)
+    signature = Signature(model, both.given, {})
     rows = _encode_rows(model, both, texts)
     lengths = [(max(len(side.ids) for side in row if side is not None),) for row in rows]
     views = choose(max((length for (length,) in lengths), default=0))
@@ -312,7 +316,10 @@ def _analyze_texts(
         raise InputError("several views of a text share one pass: give them the same attention")
     for options in views:
         check_available(model, options.maps)
-    measures = [Maps(model, options, _signature(model, both.given, options)) for options in views]
+    measures = [
+        Maps(model, options, signature.with_settings(_settings(model, options)))
+        for options in views
+    ]
     make = partial(TextBatch, model, both.source, rows)
     on_gpu = model.device.type == "cuda"
     divided = (
@@ -322,7 +329,12 @@ def _analyze_texts(
     results: list[list[Any]] = [[None] * len(rows) for _ in views]
     stage(f"running {len(rows)} text{'s' * (len(rows) != 1)}, checking the maps")
     judged_batches = run(
-        model, batches, measures, attention=views[0].attention, recorded_as=repr(views)
+        model,
+        batches,
+        measures,
+        attention=views[0].attention,
+        recorded_as=repr(views),
+        snapshot=signature.snapshot,
     )
     for judged in judged_batches:
         assert isinstance(judged.batch, TextBatch)

@@ -43,6 +43,19 @@ def tensors(model: nn.Module) -> list[Tensor]:
     return list({id(tensor): tensor for tensor in listed if tensor is not None}.values())
 
 
+def weights(model: nn.Module) -> list[Tensor]:
+    """Return every parameter, and every buffer that is saved with them, once."""
+    listed: dict[int, Tensor] = {}
+    for module in places(model):
+        if parameters := module._parameters:
+            listed.update((id(t), t) for t in parameters.values() if t is not None)
+        if buffers := module._buffers:
+            passing = module._non_persistent_buffers_set
+            kept = (t for name, t in buffers.items() if t is not None and name not in passing)
+            listed.update((id(t), t) for t in kept)
+    return list(listed.values())
+
+
 def places(model: nn.Module) -> list[nn.Module]:
     """Return the module at every place of the tree, parents first; a shared one several times.
 

@@ -12,12 +12,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from normscope.foundation.caching import ModuleCache
+from normscope.foundation.caching import ModuleCache, tensor_state
+from normscope.foundation.probes import bit_sums, bits_of
 from normscope.models import identity
 from normscope.models.completeness import made_up
-from normscope.models.walk import tensors
+from normscope.results.descriptions import modules_hash, tokenizer_name, tokenizer_state
+from normscope.results.state import Snapshot
 
 CONVENTIONS = "b_V:in-f;b_O:apart;norm:L2"
+CHANGED = "changed-after-analysis"
+DELETED = "deleted-before-hashing"
 _HASHES: ModuleCache[str] = ModuleCache()
 
 
@@ -26,8 +30,12 @@ class Signature:
 
     Hashing the weights takes time, so the text is computed when it is first read. Until then the
     signature has a weak reference to the model, which does not keep the model alive. Read the
-    signature, or save the result, before the model is deleted; afterwards the weights are given as
-    "deleted-before-hashing".
+    signature, or save the result, before the model is deleted or changed; afterwards the weights
+    are given as "deleted-before-hashing" or "changed-after-analysis", never as the hash of others.
+    The same holds for modules and tokenizer.
+
+    Attributes:
+        snapshot: what the model was when the signature was made, which is when the call began.
     """
 
     def __init__(
@@ -45,7 +53,8 @@ class Signature:
         self._settings, self._path = dict(settings), path
         self._conventions = conventions
         self._shared: dict[str, str] = {}  # what signatures of the same model have in common
-        self._state = state_of(model)
+        self.snapshot = Snapshot(model)
+        self._rules = tokenizer_state(tokenizer)
         self._text: str | None = None
 
     def with_path(self, path: str) -> Signature:
@@ -78,17 +87,24 @@ class Signature:
 
     def _common(self) -> dict[str, str]:
         if not self._shared:
-            self._shared["weights"] = self._weights()
-            self._shared["tokenizer"] = tokenizer_name(self._tokenizer)
+            model = self._model()
+            if model is None:
+                self._shared.update(weights=DELETED, modules=DELETED)
+            else:
+                hashes = "sha256=" + weights_hash(model), modules_hash(model)
+                # Compared after hashing: the model may have been changed while it was read.
+                changed = (
+                    self.snapshot.changed_weights(model),
+                    self.snapshot.changed_structure(model),
+                )
+                weights, modules = (
+                    CHANGED if c else h for h, c in zip(hashes, changed, strict=True)
+                )
+                self._shared.update(weights=weights, modules=modules)
+            name = tokenizer_name(self._tokenizer)
+            same = self._rules == tokenizer_state(self._tokenizer)
+            self._shared["tokenizer"] = name if same else CHANGED
         return self._shared
-
-    def _weights(self) -> str:
-        model = self._model()
-        if model is None:
-            return "deleted-before-hashing"
-        if state_of(model) != self._state:
-            return "changed-after-analysis"
-        return "sha256=" + weights_hash(model)
 
 
 def versions() -> dict[str, str]:
@@ -105,11 +121,6 @@ def versions() -> dict[str, str]:
     }
 
 
-def state_of(model: nn.Module) -> tuple[Any, ...]:
-    """Return a value that changes when a parameter is replaced or modified; reads no weights."""
-    return tuple((t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors(model))
-
-
 def weights_hash(model: nn.Module) -> str:
     """Return the SHA-256 of the state (names, dtypes, shapes, bytes), cached until it changes.
 
@@ -119,40 +130,15 @@ def weights_hash(model: nn.Module) -> str:
     unread = made_up(model)
     saved = sorted(item for item in model.state_dict().items() if item[0] not in unread)
     state = {name: tensor for name, tensor in saved if isinstance(tensor, torch.Tensor)}
-    raw = {name: _raw(tensor) for name, tensor in state.items()}
-    # Writing through `.data` does not change the version counter, so compare sums of bits too.
-    now = state_of(model), tuple(int(bits.sum(dtype=torch.int64)) for bits in raw.values())
+    # Writing through `.data` does not change the version counter, so compare contents: products
+    # with a random vector notice what is moved, and sums of the bits what is lost in rounding.
+    now = list(state), [tensor_state(t) for t in state.values()], bit_sums(state.values())
 
     def digest_of_state() -> str:
         digest = hashlib.sha256()
         for name, tensor in state.items():
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
-            digest.update(raw[name].cpu().numpy().data)
+            digest.update(bits_of(tensor).cpu().numpy().data)
         return digest.hexdigest()
 
     return _HASHES.get(model, now, digest_of_state)
-
-
-def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a tensor as integers."""
-    sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = tensor.detach().contiguous().flatten()
-    if flat.is_complex():
-        flat = torch.view_as_real(flat).flatten()
-    return flat.view(sizes[flat.element_size()])
-
-
-def tokenizer_name(tokenizer: Any) -> str:
-    """Return the tokenizer's class, and the size and a short hash of its vocabulary.
-
-    The two tokenizers of a pair are joined by a plus sign.
-    """
-    if tokenizer is None:
-        return "none"
-    if isinstance(tokenizer, tuple | list):
-        return "+".join(map(tokenizer_name, tokenizer))
-    vocabulary = tokenizer.get_vocab()
-    digest = hashlib.sha256()
-    for piece, index in sorted(vocabulary.items(), key=lambda item: item[1]):
-        digest.update(f"{index} {piece}\n".encode(errors="surrogatepass"))
-    return f"{type(tokenizer).__name__}/{len(vocabulary)}/{digest.hexdigest()[:12]}"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from normscope.errors import InputError
+from normscope.errors import InputError, UnsupportedModelError
 from normscope.measures.statistics import NAMES, Measurer, Row, StatisticSettings, choose
 from normscope.models.architectures import tiny_model
 from tests.helpers import tiny
@@ -102,3 +102,14 @@ def test_states_are_plain_data() -> None:
 def test_no_rows_are_refused() -> None:
     with pytest.raises(InputError, match="at least one row"):
         Measurer(bert(), tokenizer(), choose("dispersion"), StatisticSettings()).measure([])
+
+
+def test_a_run_is_of_one_state_of_the_weights() -> None:
+    model: Any = bert()
+    measurer = Measurer(model, tokenizer(), choose("mixing"), StatisticSettings())
+    measurer.measure(ROWS)
+    measurer.measure(ROWS)
+    model.encoder.layer[0].output.dense.weight.data.mul_(2)
+    with pytest.raises(UnsupportedModelError, match="changed while it was measured"):
+        measurer.measure(ROWS)
+    Measurer(model, tokenizer(), choose("mixing"), StatisticSettings()).measure(ROWS)

@@ -22,6 +22,7 @@ from normscope.measures.statistics.check import CHECKED, worst_gap
 from normscope.measures.statistics.hashing import is_checked
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.measures.statistics.vocabulary import Vocabulary
+from normscope.results.state import Snapshot
 
 
 class Measurer:
@@ -35,6 +36,7 @@ class Measurer:
         settings: StatisticSettings | None = None,
     ) -> None:
         self.model, self.tokenizer, self.statistics = model, tokenizer, list(statistics)
+        self.snapshot = Snapshot(model, used=True)  # the weights have been hashed before
         self.settings = StatisticSettings() if settings is None else settings
         wanted = {name for statistic in self.statistics for name in statistic.conditions}
         self.conditions = tuple(name for name in CONDITIONS if name in wanted)
@@ -63,7 +65,10 @@ class Measurer:
         for condition in self.conditions:
             batch = CorpusBatch(self.model, rows, condition, self.settings, self.vocabulary)
             wanted = [item for item in self.statistics if condition in item.conditions]
-            (judged,) = run(self.model, [batch], [StatisticsMeasure(wanted)], attention="eager")
+            measures = [StatisticsMeasure(wanted)]
+            (judged,) = run(
+                self.model, [batch], measures, attention="eager", snapshot=self.snapshot
+            )
             measured = judged.results[0]
             for statistic in wanted:
                 state, known = statistic.measure(measured), states.get(statistic.name)
