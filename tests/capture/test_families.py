@@ -102,8 +102,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # Attention in some layers of a list, and convolutions in others.
     "MobileViTModel": (
         {
-            "hidden_sizes": [16] * 3, "neck_hidden_sizes": [8] * 7, "image_size": 64,
-            "num_attention_heads": 2, "patch_size": 2,
+            "hidden_sizes": [16] * 3,
+            "neck_hidden_sizes": [8] * 7,
+            "image_size": 64,
+            "num_attention_heads": 2,
+            "patch_size": 2,
         },
         r"^encoder\.layer\.0 \(MobileViTMobileNetLayer\) has no attention, unlike other layers",
     ),
