@@ -42,7 +42,7 @@ class ModelFiles:
             local_files_only=self.cached,
             _raise_exceptions_for_gated_repo=False,
             _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_connection_errors=not self.cached,
         )
         return None if found is None else Path(found)
 
