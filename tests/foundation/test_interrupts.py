@@ -8,8 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -179,29 +178,6 @@ def test_asyncio_in_a_block() -> None:
 
     with noting([]):
         assert asyncio.run(answer()) == 42
-
-
-def test_a_context_costs_microseconds() -> None:
-    def seconds(run: Callable[[], None]) -> float:
-        times = []
-        for _ in range(7):
-            begun = time.perf_counter()
-            for _ in range(200):
-                run()
-            times.append((time.perf_counter() - begun) / 200)
-        return min(times)
-
-    @shielded
-    def empty() -> Iterator[None]:
-        yield
-
-    def enter() -> None:
-        with empty():
-            pass
-
-    assert seconds(enter) < 300e-6
-    with empty():
-        assert seconds(enter) < 60e-6
 
 
 @pytest.mark.slow
