@@ -51,6 +51,19 @@ def test_most_damage_changes_the_file() -> None:
     assert len(set(changed)) > 120
 
 
+@pytest.mark.parametrize(
+    ("name", "seed", "number"),
+    [
+        ("corpora: Parquet", 3, 199),  # the name of a column is not UTF-8
+        ("corpora: pickles", 1, 190),  # a number of thousands of digits was told in full
+        ("normscope.json", 1, 881),  # nested too deeply
+    ],
+)
+def test_damage_that_was_not_refused(tmp_path: Path, name: str, seed: int, number: int) -> None:
+    (reader,) = (reader for reader in readers() if reader.name == name)
+    assert problem_of(reader, tmp_path, case(reader, seed, number)) is None
+
+
 def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     def read(folder: Path) -> None:
         data = (folder / "it").read_bytes()

@@ -71,7 +71,7 @@ class ParquetFile(SourceFile):
             raise MissingExtraError("pyarrow", "tables") from error
         try:
             return pq.ParquetFile(self.path)
-        except (pa.ArrowException, OSError) as problem:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
             raise InputError(f"{str(self.path)!r} is not a whole Parquet file: {problem}") from None
 
     def __getstate__(self) -> dict[str, Any]:
