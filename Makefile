@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-deep test-wheel mutants coverage lint types test-lowest \
+.PHONY: help demo test test-browser test-deep sbom test-wheel mutants coverage lint types test-lowest \
 	test-gpu bench docs pictures clean
 
 help:  ## show this list
@@ -34,13 +34,21 @@ test-browser: $(VENV)/.installed  ## the page in a real Chromium; make test runs
 		"NORMSCOPE_CHROMIUM")'
 	$(PYTEST:python=$(VENV)/bin/python) tests/browser
 
-# How many times as many examples as `make test` tries.
+# How many times as many examples as `make test` tries, and how many damaged files and requests.
 DEPTH ?= 50
-test-deep: $(VENV)/.installed  ## property tests, fuzzing and interrupts for as long as a night (DEPTH=50)
-	NORMSCOPE_DEEP=$(DEPTH) $(PYTEST:python=$(VENV)/bin/python) --hypothesis-show-statistics \
-		tests/project/test_random_models.py tests/project/test_fuzz.py \
-		tests/kernels/test_triton.py::test_kernels_against_dense_arithmetic
+DAMAGED ?= 200000
+SLICE := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m tests.deep.slices
+test-deep: $(VENV)/.installed  ## one slice of every deep run, with new seeds, on record (DEPTH=50)
+	$(SLICE) configurations --depth $(DEPTH)
+	$(SLICE) kernels --depth $(DEPTH)
+	$(SLICE) drawn-files-and-requests --depth $(DEPTH)
+	$(SLICE) damaged-files --count $(DAMAGED)
+	$(SLICE) damaged-requests --count $(DAMAGED)
 	$(VENV)/bin/python -m tests.deep.interrupt --count $$((200 * $(DEPTH)))
+	$(VENV)/bin/python -m tests.deep.record
+
+sbom: $(VENV)/.installed  ## the bill of materials of the wheel in dist/
+	$(VENV)/bin/python release/sbom.py dist/*.whl
 
 test-wheel: $(VENV)/.installed  ## build wheel and sdist, install the wheel alone, run the demo from it
 	$(VENV)/bin/python tests/deep/wheel.py

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from normscope.capture import capture, eager
 from normscope.models.architectures import tiny_inputs
-from tests.helpers.captures import drop, identical, model_of, unpadded
+from tests.helpers.captures import checkpoint, drop, identical, model_of, unpadded
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "bloom", "t5"])
@@ -17,7 +17,7 @@ def test_a_backward_pass_inside_the_context(name: str, checkpointing: str) -> No
     model, inputs = model_of(name), {**tiny_inputs(name), "use_cache": False}
     drop(model, 0.0)
     if checkpointing != "off":
-        model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+        checkpoint(model, reentrant=checkpointing == "reentrant")
 
     def gradients() -> dict[str, Tensor]:
         model.zero_grad()
@@ -39,7 +39,7 @@ def test_a_backward_pass_of_what_was_not_captured(reentrant: bool) -> None:
     """Its layers run again inside the context, with the function and the mask of the first time."""
     model, inputs = model_of("llama"), {**unpadded("llama"), "use_cache": False}
     model.train()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    checkpoint(model, reentrant=reentrant)
 
     def gradients(loss: Tensor) -> dict[str, Tensor]:
         model.zero_grad()

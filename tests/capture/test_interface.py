@@ -18,7 +18,15 @@ from torch import Tensor
 from normscope.capture import Capture, capture
 from normscope.capture.interface import NAME
 from normscope.models.architectures import tiny_inputs
-from tests.helpers.captures import captured, identical, model_of, run, same_captures, state
+from tests.helpers.captures import (
+    captured,
+    checkpoint,
+    identical,
+    model_of,
+    run,
+    same_captures,
+    state,
+)
 
 ROUNDS = 4
 # Where sdpa is asked for by name in the model itself, or another function is called for it.
@@ -153,7 +161,7 @@ def test_another_thread_trains_on_while_this_one_captures() -> None:
     """With gradient checkpointing its layers are run again, with the function of the first time."""
     model, inputs = model_of("llama"), {**tiny_inputs("llama"), "use_cache": False}
     model.train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpoint(model, reentrant=False)
 
     def gradients() -> dict[str, Tensor]:
         model.zero_grad()

@@ -11,7 +11,7 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "normscope"
-FOLDERS = ("decomposition", "kernels", "measures/statistics", "alignment")
+FOLDERS = ("decomposition", "kernels", "engine", "measures", "attribution", "alignment")
 # Only Triton's interpreter or a GPU executes the one; the interpreter is too slow to run for each
 # mutant. The other draws pictures, and most of its numbers are sizes and places on a page.
 LEFT_OUT = ("kernels/triton", "alignment/plots.py")
@@ -21,15 +21,23 @@ FILES = (
     *("decomposition/test_attention.py", "decomposition/test_exactness.py"),
     *("decomposition/test_layer.py", "decomposition/test_scopes.py"),
     *("kernels/test_backend.py", "kernels/test_gram.py", "kernels/test_products.py"),
-    *("kernels/test_scratch.py", "engine/test_fused.py", "measures/test_analysis.py"),
-    *("measures/test_analysis_inputs.py", "measures/statistics/test_base.py"),
+    *("kernels/test_scratch.py", "engine/test_batches.py", "engine/test_fused.py"),
+    *("engine/test_judge.py", "engine/test_options.py", "engine/test_recordings.py"),
+    *("engine/test_run.py", "engine/test_transfer.py", "measures/test_analysis.py"),
+    *("measures/test_analysis_inputs.py", "measures/test_comparison.py"),
+    *("measures/test_properties.py", "measures/statistics/test_base.py"),
     *("measures/statistics/test_batch.py", "measures/statistics/test_categories.py"),
     *("measures/statistics/test_check.py", "measures/statistics/test_feedforward.py"),
     *("measures/statistics/test_frequency.py", "measures/statistics/test_hashing.py"),
     *("measures/statistics/test_joint.py", "measures/statistics/test_measurer.py"),
     *("measures/statistics/test_mixing.py", "measures/statistics/test_moments.py"),
     *("measures/statistics/test_settings.py", "measures/statistics/test_statistics.py"),
-    *("measures/statistics/test_vocabulary.py", "alignment/test_aer.py"),
+    *("measures/statistics/test_vocabulary.py", "attribution/test_answers.py"),
+    *("attribution/test_api.py", "attribution/test_diagnosis.py", "attribution/test_families.py"),
+    *("attribution/test_inputs.py", "attribution/test_network.py"),
+    *("attribution/test_operators.py", "attribution/test_passes.py"),
+    *("attribution/test_projections.py", "attribution/test_rules.py"),
+    *("attribution/test_trace.py", "attribution/test_tracing.py", "alignment/test_aer.py"),
     *("alignment/test_aligner.py", "alignment/test_api.py", "alignment/test_auto.py"),
     *("alignment/test_batches.py", "alignment/test_extract.py", "alignment/test_files.py"),
     *("alignment/test_gradients.py", "alignment/test_options.py"),

@@ -6,9 +6,10 @@ after the tests are collected and the source is imported. First, each file of te
 tracing, to learn which tests execute which lines; this record is kept in the temporary folder until
 the source or the tests change. A mutant is a function whose code is replaced. The tests that
 execute the changed statement are then run, the fastest first, until one fails. Surviving mutants
-are printed.
+are printed. A sample is added to the record of deep runs.
 
-    python -m tests.deep.mutate --count 250 --seed 0
+    python -m tests.deep.mutate --count 250 --seed 1
+    python -m tests.deep.mutate --folders engine attribution --count 100 --seed 2
     python -m tests.deep.mutate --only measures/statistics/joint.py:120 --seconds 600
 """
 
@@ -28,7 +29,7 @@ import time
 import traceback
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, zip_longest
 from pathlib import Path
@@ -37,6 +38,7 @@ from typing import Any, NamedTuple
 import coverage
 import pytest
 
+from tests.deep import record
 from tests.deep.mutants import FILES, FOLDERS, LEFT_OUT, SOURCE, Mutant, apply, mutants
 
 TESTS = Path(__file__).resolve().parent.parent
@@ -151,8 +153,10 @@ class Session:
 
     def trace(self, names: list[str], path: Path) -> int:
         """Run tests, and write how long each takes and which lines it executes."""
-        include = [f"{SOURCE}/{folder}/*" for folder in FOLDERS]
+        include = [f"{SOURCE}/{folder}/*" for folder in self.options.folders]
         self.tracer = coverage.Coverage(data_file=None, config_file=False, include=include)
+        # A file of tests may execute nothing of the folders that were asked for.
+        self.tracer.set_option("run:disable_warnings", ["no-data-collected"])
         self.tracer.start()
         self.run(names, all=True)
         self.enter("")
@@ -179,7 +183,8 @@ class Session:
         state = b"".join(p.read_bytes() for p in sorted([*SOURCE.glob("**/*.py"), *helpers]))
         kept = Path(tempfile.gettempdir()) / "normscope-mutants"
         kept.mkdir(exist_ok=True)
-        for file in FILES:
+        state += " ".join(self.options.folders).encode()
+        for file in tests_of(self.options.folders):
             key = hashlib.sha256(state + (TESTS / file).read_bytes()).hexdigest()[:20]
             path = kept / f"{file.removesuffix('.py').replace('/', '-')}-{key}.json"
             cases: dict[str, list[str]] = {}
@@ -252,9 +257,14 @@ def folder_of(file: str) -> str:
     return next((folder for folder in FOLDERS if file.startswith(f"{folder}/")), "")
 
 
+def tests_of(folders: Sequence[str]) -> list[str]:
+    """Return the files of tests that are run on the mutants of these folders."""
+    return [file for file in FILES if file.startswith(tuple(folders))]
+
+
 def chosen(options: argparse.Namespace) -> list[Mutant]:
     """Draw a share of each folder's mutants; after them comes one control for each folder."""
-    by_folder = {folder: mutants(folder) for folder in FOLDERS}
+    by_folder = {folder: mutants(folder) for folder in options.folders}
     if options.only is not None:
         every = [mutant for members in by_folder.values() for mutant in members]
         return [m for m in every for at in options.only if f"{m.place}:".startswith(f"{at}:")]
@@ -273,22 +283,31 @@ def main() -> None:
     """Collect the tests, and let the session run them on mutants."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100, help="how many mutants to draw")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="default: one that was not used before")
+    parser.add_argument("--folders", nargs="*", choices=FOLDERS, default=FOLDERS)
     parser.add_argument("--seconds", type=int, default=60, help="of tests for a mutant at most")
     parser.add_argument("--minutes", type=float, default=600, help="start no mutant after these")
     parser.add_argument("--only", nargs="*", help="FILE:LINE[:NUMBER], instead of a sample")
     parser.add_argument("--tests", nargs="*", help="run tests with these in their names")
     options = parser.parse_args()
+    if options.seed is None:
+        options.seed = record.next_seed("mutants")
     os.nice(10 if options.only is None else 0)
     os.chdir(TESTS.parent)
     sys.path.insert(0, str(SOURCE.parent))
     session = Session(options)
     flags = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    status = pytest.main([*flags, *(f"tests/{file}" for file in FILES)], plugins=[session])
-    for folder in FOLDERS:
+    files = [f"tests/{file}" for file in tests_of(options.folders)]
+    status = pytest.main([*flags, *files], plugins=[session])
+    for folder in options.folders:
         print(folder, {end: n for (at, end), n in sorted(session.ends.items()) if at == folder})
     killed = sum(n for (_, end), n in session.ends.items() if end in ("killed", "hung"))
     print(f"{killed} of {session.ends.total()} killed")
+    if options.only is None and options.tests is None and session.ends:
+        parts: Counter[str] = Counter()
+        for (folder, _), count in session.ends.items():
+            parts[folder] += count
+        record.append("mutants", options.seed, parts, parts.total() - killed)
     sys.exit(status)
 
 

@@ -1,5 +1,8 @@
 """Build the sdist and, from it, the wheel; install the wheel in a new environment and use it.
 
+Both are built twice, the second time from a copy of the project in another folder, with other
+times and modes of its files. The bytes must be equal.
+
 The new environment contains the wheel alone. normscope's dependencies are read from the environment
 that runs this script, so that nothing large is downloaded. Needs pip, and a package index if
 hatchling is not installed.
@@ -10,6 +13,7 @@ hatchling is not installed.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -43,12 +47,13 @@ def call(*command: str | Path, path: Path | None = None, cwd: Path = ROOT) -> st
     return process.stdout
 
 
-def build(home: Path) -> tuple[Path, Path]:
-    """Build the sdist, and the wheel from the sdist instead of this folder; return both paths."""
-    tools, dist = home / "tools", home / "dist"
-    if find_spec("hatchling") is None:
+def build(project: Path, home: Path, tools: Path) -> tuple[Path, Path]:
+    """Build the sdist, and the wheel from the sdist instead of the project; return both paths."""
+    dist = home / "dist"
+    if find_spec("hatchling") is None and not tools.exists():
         call(sys.executable, "-m", "pip", "install", "-q", "--target", tools, "hatchling>=1.27")
-    call(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", dist, path=tools)
+    command = (sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", dist)
+    call(*command, path=tools, cwd=project)
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         archive.extractall(home / "unpacked", filter="data")
@@ -60,6 +65,24 @@ def build(home: Path) -> tuple[Path, Path]:
     )
     (wheel,) = dist.glob("*.whl")
     return sdist, wheel
+
+
+def copied(home: Path) -> Path:
+    """Copy the project's files to another folder, with times and modes of their own."""
+    for name in call("git", "ls-files", "-co", "--exclude-standard", "-z").split("\0"):
+        if name and (ROOT / name).is_file():
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, home / name)
+            executable = (ROOT / name).stat().st_mode & 0o100  # git keeps this and no other mode
+            (home / name).chmod(0o600 | executable)
+            os.utime(home / name, (10**9, 10**9))
+    return home
+
+
+def check_equal(one: Path, other: Path) -> None:
+    """Exit if two builds of a file have different bytes."""
+    if one.read_bytes() != other.read_bytes():
+        sys.exit(f"two builds of {one.name} differ: {one} and {other}")
 
 
 def check_contents(wheel: Path) -> int:
@@ -103,9 +126,14 @@ def main() -> None:
     """Build the wheel, check its contents, install it and run it."""
     with tempfile.TemporaryDirectory(prefix="normscope-wheel-") as folder:
         home = Path(folder).resolve()
-        sdist, wheel = build(home)
+        sdist, wheel = build(ROOT, home / "first", home / "tools")
         for file in (sdist, wheel):
             print(f"{file.name}  {file.stat().st_size / 2**20:.1f} MiB")
+        again = build(copied(home / "copy"), home / "second", home / "tools")
+        check_equal(sdist, again[0])
+        check_equal(wheel, again[1])
+        print("built twice, from two folders: equal bytes")
+        print(call(sys.executable, "release/sbom.py", wheel).strip().rpartition("/")[2])
         print(f"{check_contents(wheel)} files of the package, all in the wheel")
         python = install(home, wheel)
         program = python.parent / "normscope"

@@ -18,6 +18,7 @@ from normscope.decomposition.available import available
 from normscope.decomposition.reductions import check_reductions
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
+from tests.helpers.captures import checkpoint
 from tests.helpers.tiny import tokenizer
 
 FACTORED = ("attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n", "atb", "atb_ln")
@@ -233,7 +234,7 @@ def test_checkpointed_gradients_are_those_of_the_model(name: str) -> None:
     def gradient(*, checkpointing: bool) -> torch.Tensor:
         model: Any = tiny_model(name, dtype=torch.float32).train()
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            checkpoint(model, reentrant=False)
         inputs = tiny_inputs(name, dtype=torch.float32)
         torch.manual_seed(0)
         with normscope.capture(model, attention="auto") as captures:

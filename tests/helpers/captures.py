@@ -126,3 +126,10 @@ def drop(model: nn.Module, p: float) -> None:
         for name in ("dropout", "attention_dropout", "attn_dropout", "dropout_prob"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, p)
+
+
+def checkpoint(model: Any, *, reentrant: bool) -> None:
+    """Let layers drop their activations and run again; transformers 5.23 renamed the method."""
+    old = "gradient_checkpointing_enable"
+    enable = getattr(model, "activation_checkpointing_enable", None) or getattr(model, old)
+    enable({"use_reentrant": reentrant})

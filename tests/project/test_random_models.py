@@ -1,5 +1,7 @@
 """Random configurations of the main families: complete, indifferent to batches, one in all forms.
 
+What is measured in layers, and attribution, whose shares add up to the model's own output.
+
 `make test` tries a few configurations, `make test-deep` many more: see profiles.py.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -21,6 +24,8 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 
 import normscope
+from normscope.attribution.passes import explain
+from normscope.attribution.rules import RULES, rules_of
 from normscope.capture import Capture, scores
 from normscope.capture.interface import why_not_fused
 from normscope.capture.inventory import Inventory
@@ -31,6 +36,7 @@ from normscope.engine.judge import BOUNDS
 from normscope.models.architectures import FAMILIES, randomize_, tiny_inputs
 from normscope.testing import FullPrecision
 from tests.helpers.captures import captured
+from tests.helpers.explained import last_position, left_padded, size, worst_gap
 from tests.helpers.profiles import examples
 
 MAIN = (
@@ -53,6 +59,7 @@ WIDTHS = (
 )  # fmt: skip
 WHOLE = ("llama", "gemma2")  # whose hidden size has to be a multiple of the heads, whatever theirs
 WINDOWED = ("sliding_window", "local_attention")
+EAGER_ONLY = ("gemma2",)  # under SDPA it leaves out the cap of its scores
 
 
 @dataclass(frozen=True)
@@ -267,6 +274,45 @@ def test_the_fused_form_is_the_eager_one(case: Case, block: int) -> None:
         assert_same(one, other, 1e-8)
 
 
+# ---- attribution
+
+
+@examples(8)
+@given(
+    case=cases(),
+    method=st.sampled_from(sorted(RULES)),
+    attention=st.sampled_from(["eager", "sdpa"]),
+    dtype=st.sampled_from([torch.float64, torch.float64, torch.float32]),
+    side=st.sampled_from(["left", "right"]),
+    steps=st.integers(1, 3),
+    trace=st.booleans(),
+)
+def test_shares_of_attribution_add_up(
+    case: Case, method: str, attention: str, dtype: torch.dtype, side: str, steps: int, trace: bool
+) -> None:
+    """To the model's own output, at every cut; explain() itself replays each of these batches."""
+    model, inputs = case.model(dtype), case.inputs(dtype)
+    model.set_attn_implementation("eager" if case.family in EAGER_ONLY else attention)
+    moved = not any(key in case.tiny for key in WINDOWED) and side == "left"
+    inputs = left_padded(inputs) if moved else inputs
+    read = last_position(inputs, steps)
+    other = None
+    if RULES[method].difference:
+        changed = replace(case, seed=case.seed + 1).inputs(dtype)
+        changed = left_padded(changed) if moved else changed
+        other = {name: tensor for name, tensor in changed.items() if "mask" not in name}
+    # Tangents of softmax in a model's own eager code are taken of what it rounded to float32.
+    rounds = dtype == torch.float32 or "tangent" in vars(RULES[method]).values()
+    with nullcontext() if rounds else FullPrecision():
+        found = explain(model, inputs, read, rules_of(method), baseline_inputs=other, trace=trace)
+        with torch.no_grad():
+            own = read(model(**inputs)).double().numpy()
+    assert worst_gap(found) < (1e-5 if rounds else 1e-10)
+    assert found.value.shape == own.shape
+    if other is None:
+        assert (np.abs(found.value - own) / size(found)).max() < (1e-5 if rounds else 1e-10)
+
+
 # ---- the error tells of what is wrong
 
 
@@ -280,8 +326,8 @@ def test_the_error_grows_with_what_is_wrong(case: Case, data: st.DataObject) -> 
     noise = torch.randn(a.value.shape, generator=draw, dtype=torch.float64)
     noise *= a.value.double().norm() / noise.norm()
     gaps = []
-    for size in (0.0, 1e-8, 1e-6, 1e-4, 1e-2):
-        changed = replace(a, value=a.value + size * noise)
+    for scale in (0.0, 1e-8, 1e-6, 1e-4, 1e-2):
+        changed = replace(a, value=a.value + scale * noise)
         gap = LayerView(changed).maps(["attn_n"])["attn_n"].gap()
         gaps.append(float(gap.max()))
     assert gaps[0] < BOUNDS[torch.float64]

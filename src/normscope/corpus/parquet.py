@@ -70,9 +70,17 @@ class ParquetFile(SourceFile):
         except ImportError as error:
             raise MissingExtraError("pyarrow", "tables") from error
         try:
-            return pq.ParquetFile(self.path)
-        except (pa.ArrowException, OSError) as problem:
+            file = pq.ParquetFile(self.path)
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
             raise InputError(f"{str(self.path)!r} is not a whole Parquet file: {problem}") from None
+        about = file.metadata
+        rows = sum(about.row_group(number).num_rows for number in range(about.num_row_groups))
+        if rows != about.num_rows:
+            raise InputError(
+                f"{str(self.path)!r} is not a whole Parquet file: it names {about.num_rows} rows, "
+                f"and its parts have {rows}"
+            )
+        return file
 
     def __getstate__(self) -> dict[str, Any]:
         # An open file cannot be pickled; workers open it again.

@@ -88,10 +88,10 @@ def load(path: str | os.PathLike[str]) -> Any:
         try:
             return _PlainUnpickler(_Bounded(file, size), encoding="latin-1").load()
         except _RefusedError as problem:
-            raise InputError(f"{os.fspath(path)!r} is not read: {problem}") from None
+            raise InputError(f"{os.fspath(path)!r} is not read: {problem!s:.300}") from None
         except (*_DAMAGED, MemoryError, struct.error, pickle.UnpicklingError) as problem:
             raise InputError(
-                f"{os.fspath(path)!r} is not a whole pickle of plain data ({problem}); give "
+                f"{os.fspath(path)!r} is not a whole pickle of plain data ({problem!s:.200}); give "
                 "the file as Clark et al. released it, or the text itself"
             ) from None
 

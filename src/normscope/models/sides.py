@@ -100,7 +100,7 @@ def read_json(folder: str | Path) -> Mapping[str, Any]:
         return {}
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter if it is nested too deeply
         raise InputError(f"cannot use {path}: {error}") from None
     if not isinstance(data, dict):
         raise InputError(f"cannot use {path}: it must be an object, not {type(data).__name__}")

@@ -21,6 +21,11 @@ def test_bad_settings(wrong: Any) -> None:
         StatisticSettings(**wrong)
 
 
+def test_the_least_valid_settings() -> None:
+    settings = StatisticSettings(masking=0.0, replicates=0, scatter=1, top=1)
+    assert (settings.replicates, settings.scatter, settings.top) == (0, 1, 1)
+
+
 def test_the_short_name_is_the_same_class() -> None:
     assert statistics.Settings is StatisticSettings
 
