@@ -1,10 +1,10 @@
-"""Read the JSON body of a request, and check the fields of an analysis."""
+"""Read the JSON body of a request, check the fields of an analysis, and wait with its client."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -58,6 +58,25 @@ async def _read_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise too_large
     return bytes(body)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work whose request has no body; cancel the work if its client disconnects."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_until_disconnected(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise HTTPException(400, "the client has disconnected")
+        working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _until_disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def check_analysis(
