@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from importlib import resources
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from normscope import __version__
 from normscope.serve.errors import PAUSE, handle_http_error, handle_unexpected
 from normscope.serve.guard import RESULT_POLICY, Guard
 from normscope.serve.jobs import AnalysisJob, JobQueue
-from normscope.serve.requests import check_analysis, read_json, while_connected
+from normscope.serve.requests import (
+    check_analysis,
+    read_json,
+    until_disconnected,
+    while_connected,
+)
 from normscope.serve.settings import ServeSettings
 from normscope.show.palette import css_variables
 
@@ -113,7 +120,7 @@ class _Routes:
                 raise HTTPException(400, "wait and position must be numbers") from None
             seconds = min(max(0.0, seconds), LONGEST_WAIT)  # 0.0 if it is NaN
             known = query.get("state", job.state), position
-            await while_connected(request, self.jobs.wait(job, known, seconds))
+            await while_connected(request.receive, self.jobs.wait(job, known, seconds))
         return JSONResponse(self.jobs.describe(job))
 
     async def cancel(self, request: Request) -> Response:
@@ -122,7 +129,7 @@ class _Routes:
         return JSONResponse(self.jobs.describe(job))
 
     async def page(self, request: Request) -> Response:
-        return _file_response(self._finished_job(request), "html")
+        return _ResultFile(self._finished_job(request), "html")
 
     async def download(self, request: Request) -> Response:
         kind = request.path_params["kind"]
@@ -130,8 +137,8 @@ class _Routes:
             raise HTTPException(404, f"the format must be one of: {', '.join(FORMATS)}")
         job = self._finished_job(request)
         if kind not in job.files:
-            await while_connected(request, self.jobs.convert(job, kind))
-        return _file_response(job, kind, f"normscope.{kind}")
+            await while_connected(request.receive, self.jobs.convert(job, kind))
+        return _ResultFile(job, kind, f"normscope.{kind}")
 
     def _job(self, request: Request) -> AnalysisJob:
         job = self.jobs.get(request.path_params["id"])
@@ -148,14 +155,29 @@ class _Routes:
         return job
 
 
+class _ResultFile(FileResponse):
+    """A file of a result. It is not read on when its client has gone, as Starlette 0.50 would."""
+
+    def __init__(self, job: AnalysisJob, kind: str, saved_as: str | None = None) -> None:
+        if kind not in job.files:
+            raise HTTPException(404, "the result is no longer stored; submit the analysis again")
+        headers = {"Content-Security-Policy": RESULT_POLICY}
+        super().__init__(job.files[kind], 200, headers, FORMATS[kind], filename=saved_as)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(until_disconnected(receive))
+
+        async def send_if_connected(message: Message) -> None:
+            if leaving.done():
+                raise ClientDisconnect
+            await send(message)
+
+        with suppress(ClientDisconnect):
+            await super().__call__(scope, receive, send_if_connected)
+        leaving.cancel()
+
+
 def _palette() -> str:
     """Return the colours of both themes, which are those of results, as declarations of CSS."""
     dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables('dark')} }} }}"
     return f":root {{ {css_variables('light')} }}\n{dark}\n\n"
-
-
-def _file_response(job: AnalysisJob, kind: str, saved_as: str | None = None) -> Response:
-    headers = {"Content-Security-Policy": RESULT_POLICY}
-    return FileResponse(
-        job.files[kind], headers=headers, media_type=FORMATS[kind], filename=saved_as
-    )

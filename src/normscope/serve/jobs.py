@@ -284,9 +284,7 @@ class JobQueue:
             if conversion.clients:
                 async with asyncio.timeout(self.settings.time_limit):
                     error = (await self.worker.ask(question)).get("error")
-            if job.id not in self._jobs:
-                error = "the result is no longer stored; submit the analysis again"
-            elif error is None:
+            if error is None and job.id in self._jobs:
                 self._read_files(job)
         except TimeoutError:
             error = f"the conversion took longer than {self.settings.time_limit:g} seconds"

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from normscope.decomposition.scopes import HEAD_MAPS, SCOPES
 from normscope.engine.options import CHOICES
@@ -60,23 +61,23 @@ async def _read_body(request: Request, limit: int) -> bytes:
     return bytes(body)
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work whose request has no body; cancel the work if its client disconnects."""
+async def until_disconnected(receive: Receive) -> None:
+    """Wait until the client of a request without a body, or with one that was read, has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work; cancel it if the client disconnects."""
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_until_disconnected(request))
+    leaving = asyncio.create_task(until_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise HTTPException(400, "the client has disconnected")
-        working.result()
+        if working.done():
+            working.result()
     finally:
         working.cancel()
         leaving.cancel()
-
-
-async def _until_disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def check_analysis(

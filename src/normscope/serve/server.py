@@ -21,6 +21,7 @@ from normscope.serve.jobs import JobQueue
 from normscope.serve.settings import ServeSettings
 
 PATIENCE = 10.0  # seconds, or up to twice as many, that a connection waits for its client
+BUFFER = 2**17  # bytes that the system keeps for a client
 GRACE = 3  # seconds for open responses to finish when the server stops
 
 
@@ -79,6 +80,8 @@ class WatchedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.loop.call_later(PATIENCE, self._watch, None)
+        # The system would buffer megabytes, and report late that a slow client reads.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
         open_ones = (other for other in self.connections if isinstance(other, WatchedConnection))
         if [other.address for other in open_ones].count(self.address) > self._most:
             transport.abort()
@@ -96,7 +99,8 @@ class WatchedConnection(H11Protocol):
         """Close the connection if its client owes the same as before."""
         unread = self.flow.write_paused or self.transport.is_closing()
         idle = self.cycle is None or self.cycle.response_complete
-        owed = (self.cycle, self._taken) if unread or idle else None
+        progress = (self.cycle, self._taken, self.transport.get_write_buffer_size())
+        owed = progress if unread or idle else None
         if owed is not None and owed == before:
             if unread:
                 self.transport.abort()  # without the rest
