@@ -281,6 +281,24 @@ def test_too_many_connections_get_an_error() -> None:
     run(test())
 
 
+def test_slow_clients_do_not_delay_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    async def test() -> None:
+        async with listening() as (client, port, _):
+            path = await finished(client, f"size {SIZE}")
+            head = b"POST /api/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99\r\n"
+            head += b"Content-Type: application/json\r\n\r\n{"
+            sent = (b"", b"GET", head, get(f"{path}/page"), get(f"{path}/result.safetensors"))
+            connections = [await opened(port, part) for part in sent for _ in range(3)]
+            await asyncio.sleep(0.2)
+            started = time.monotonic()
+        assert time.monotonic() - started < 6
+        for connection in connections:
+            connection.close()
+
+    run(test())
+    assert capfd.readouterr().err == ""
+
+
 # ---- the program, with real models
 
 

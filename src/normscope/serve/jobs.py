@@ -54,11 +54,6 @@ class AnalysisJob:
             return 0.0
         return (time.monotonic() if self.ended is None else self.ended) - self.started
 
-    @property
-    def age(self) -> float:
-        """Seconds since the job ended."""
-        return 0.0 if self.ended is None else time.monotonic() - self.ended
-
 
 @dataclass(eq=False)
 class _Conversion:
@@ -69,11 +64,6 @@ class _Conversion:
     clients: int = 0
     error: str | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def end(self, error: str | None) -> None:
-        """Notify the clients."""
-        self.error = error
-        self.ended.set()
 
 
 class JobQueue:
@@ -128,7 +118,8 @@ class JobQueue:
         for job in list(self._jobs.values()):
             self._end(job, "cancelled", STOPPING)
         for conversion in self._conversions.values():
-            conversion.end(STOPPING)
+            conversion.error = STOPPING
+            conversion.ended.set()
         self._notify()
         for task in self._tasks:
             task.cancel()
@@ -266,7 +257,7 @@ class JobQueue:
             await asyncio.gather(asking, stopping, return_exceptions=True)
             self.running = None
             if not job.files:
-                self._remove_files(job)
+                shutil.rmtree(self._folder(job), ignore_errors=True)
             self._notify()
 
     def _finish(self, job: AnalysisJob, answer: dict[str, Any]) -> None:
@@ -278,24 +269,24 @@ class JobQueue:
             self._end(job, "done")
 
     async def _convert(self, conversion: _Conversion) -> None:
-        job, error = conversion.job, None
+        job = conversion.job
         question = {"task": "convert", "to": conversion.kind, "folder": str(self._folder(job))}
         try:
             if conversion.clients:
                 async with asyncio.timeout(self.settings.time_limit):
-                    error = (await self.worker.ask(question)).get("error")
-            if error is None and job.id in self._jobs:
+                    conversion.error = (await self.worker.ask(question)).get("error")
+            if conversion.error is None and job.id in self._jobs:
                 self._read_files(job)
         except TimeoutError:
-            error = f"the conversion took longer than {self.settings.time_limit:g} seconds"
+            conversion.error = f"stopped after {self.settings.time_limit:g} seconds, the time limit"
             await self._kill()
         except WorkerEnded as ended:
             self._lose(ended)
             if not ended.begun:  # a new worker converts it
                 return
-            error = f"{ended}{_advice(ended)}"
+            conversion.error = f"{ended}{_advice(ended)}"
         del self._conversions[job.id, conversion.kind]
-        conversion.end(error)
+        conversion.ended.set()
 
     async def _kill(self) -> None:
         self.ready = False
@@ -340,9 +331,6 @@ class JobQueue:
         self._jobs.move_to_end(job.id)
         self._discard()
 
-    def _remove_files(self, job: AnalysisJob) -> None:
-        shutil.rmtree(self._folder(job), ignore_errors=True)
-
     def _abandon(self, job: AnalysisJob) -> None:
         """Cancel a job that nobody asks for, now or later."""
         now = time.monotonic()
@@ -364,15 +352,16 @@ class JobQueue:
     def _discard(self) -> None:
         """Remove finished jobs that are too old, and the least recently used of too many."""
         size = failed = 0
-        finished = [job for job in self._jobs.values() if job.state in FINAL_STATES]
+        finished = [job for job in self._jobs.values() if job.ended is not None]
+        oldest = time.monotonic() - self.settings.kept_seconds
         for job in reversed(finished):
             size, failed = size + job.size, failed + (not job.files)
             fits = size <= self.settings.kept_bytes if job.files else failed <= self.settings.kept
             # The most recently used job always stays: its client is there.
-            if job.age > self.settings.kept_seconds or not (fits or job is finished[-1]):
+            if (job.ended or 0.0) < oldest or not (fits or job is finished[-1]):
                 size, failed = size - job.size, failed - (not job.files)
                 del self._jobs[job.id]
-                self._remove_files(job)
+                shutil.rmtree(self._folder(job), ignore_errors=True)
 
     def _notify(self) -> None:
         """Wake up all tasks that wait for a change."""

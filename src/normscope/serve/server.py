@@ -22,7 +22,7 @@ from normscope.serve.settings import ServeSettings
 
 PATIENCE = 10.0  # seconds, or up to twice as many, that a connection waits for its client
 BUFFER = 2**17  # bytes that the system keeps for a client
-GRACE = 3  # seconds for open responses to finish when the server stops
+GRACE = 2  # seconds for open responses to finish when the server stops
 
 
 def serve(
@@ -82,14 +82,9 @@ class WatchedConnection(H11Protocol):
         self.loop.call_later(PATIENCE, self._watch, None)
         # The system would buffer megabytes, and report late that a slow client reads.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        open_ones = (other for other in self.connections if isinstance(other, WatchedConnection))
-        if [other.address for other in open_ones].count(self.address) > self._most:
+        others = (getattr(other, "client", None) or [None] for other in self.connections)
+        if sum(client[0] == (self.client or [""])[0] for client in others) > self._most:
             transport.abort()
-
-    @property
-    def address(self) -> str:
-        """The address of the client."""
-        return self.client[0] if self.client is not None else ""
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -118,7 +113,13 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._jobs.close()
+        asyncio.get_running_loop().call_later(GRACE, self._abort)
         await super().shutdown(sockets)
+
+    def _abort(self) -> None:
+        """Close the connections whose clients keep the server waiting."""
+        for connection in list(self.server_state.connections):
+            cast(Any, connection).transport.abort()
 
 
 def create_server(settings: ServeSettings, jobs: JobQueue) -> uvicorn.Server:
@@ -134,7 +135,7 @@ def create_server(settings: ServeSettings, jobs: JobQueue) -> uvicorn.Server:
         ws="none",
         lifespan="off",
         timeout_keep_alive=5,
-        timeout_graceful_shutdown=GRACE,
+        timeout_graceful_shutdown=2 * GRACE,  # all connections are closed before
         limit_concurrency=settings.connections,  # above it, a plain 503
     )
     return _Server(config, jobs)
