@@ -3,10 +3,8 @@
     python benchmarks/serve_load.py --clients 50 --seconds 60 --json serve-load.json
 
 Each client sends the same requests as the page: it asks for an analysis, waits for it, fetches the
-page of the result, and starts again. After 429 or 503 it waits as long as the response says. There
-are two runs: one with the server's own limits, which slow down clients with the same address, and
-one whose rate is so high that only the queue limits the clients. Memory is the sum of server and
-worker.
+page of the result, and starts again. After 429 or 503 it waits as long as the response says. Memory
+is the sum of server and worker.
 """
 
 from __future__ import annotations
@@ -114,11 +112,11 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def measured(arguments: list[str], clients: int, seconds: float) -> dict[str, Any]:
+def measured(clients: int, seconds: float) -> dict[str, Any]:
     """Start a server, run the clients, and stop it."""
     before = os.getloadavg()[0]
     process = subprocess.Popen(
-        [sys.executable, "-m", "normscope", "serve", "--port", "0", *arguments],
+        [sys.executable, "-m", "normscope", "serve", "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -151,7 +149,6 @@ def measured(arguments: list[str], clients: int, seconds: float) -> dict[str, An
     unexpected = {s: n for s, n in outcome.statuses.items() if int(s.split()[1]) not in EXPECTED}
     thirds = len(memory) // 3
     return {
-        "arguments": arguments,
         "clients": clients,
         "seconds": seconds,
         "analyses": len(outcome.finished),
@@ -181,22 +178,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    runs = {
-        "own limits": measured([], options.clients, options.seconds),
-        "no limit of rate": measured(["--rate", "60000"], options.clients, options.seconds),
-    }
+    run = measured(options.clients, options.seconds)
     machine = {
         "cores": os.cpu_count(),
         "system": platform.system(),
         "python": platform.python_version(),
         "note": "clients, server and worker on one machine, shared with other programs",
     }
-    data = json.dumps({"machine": machine, "runs": runs}, indent=1) + "\n"
+    data = json.dumps({"machine": machine, "run": run}, indent=1) + "\n"
     print(data)
     if options.json is not None:
         options.json.write_text(data)
-    bad = [run for run in runs.values() if run["unexpected"] or run["problems"]]
-    sys.exit(1 if bad else 0)
+    sys.exit(1 if run["unexpected"] or run["problems"] else 0)
 
 
 if __name__ == "__main__":

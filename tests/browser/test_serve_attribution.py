@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def running(folder: Path) -> Iterator[Server]:
     names = ("writer", "classifier", "masked", "translator", "encoder")
     models = [argument for name in names for argument in ("--model", str(folder / name))]
-    with server(*models, "--rate", "6000", "--max-length", "30") as program:
+    with server(*models, "--max-length", "30") as program:
         yield program
 
 

@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 import normscope
 from normscope.models.architectures import tiny_model
 from tests.browser.conftest import SLOW
-from tests.helpers.serving import Server, server
+from tests.helpers.serving import Server, body, server
 from tests.helpers.tiny import tokenizer
 
 DEFAULT = "sentence-transformers/all-MiniLM-L6-v2"
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[Server]:
-    with server("--model", DEFAULT, "--model", str(folder), "--rate", "6000") as program:
+    with server("--model", DEFAULT, "--model", str(folder)) as program:
         yield program
 
 
@@ -112,6 +112,28 @@ def test_cancelling_while_another_page_waits(running: Server, watched: Page) -> 
     expect(page.get_by_role("button", name="Cancel")).to_be_hidden()
     analysed(second)  # by the new worker
     assert not worker.is_running()
+
+
+@pytest.mark.slow
+def test_many_tabs_do_not_wait_for_one_another(running: Server, watched: Page) -> None:
+    tabs = [watched, *(watched.context.new_page() for _ in range(8))]
+    for tab in tabs:
+        opened(tab, running.url)
+    worker = running.worker
+    worker.suspend()
+    try:
+        for tab in tabs:
+            tab.get_by_role("button", name="Analyse").click()
+        for tab in tabs:
+            expect(tab.locator("#status")).to_contain_text("ing for", timeout=SLOW)
+        # All tabs of a browser share six connections to the server.
+        started = time.monotonic()
+        opened(watched.context.new_page(), running.url)
+        assert time.monotonic() - started < 12
+    finally:
+        worker.resume()
+    for tab in tabs:
+        analysed(tab)
 
 
 def test_errors_are_shown(running: Server, watched: Page) -> None:
@@ -226,7 +248,7 @@ def test_source_and_target_by_keyboard_on_a_phone_in_the_dark(
 @pytest.mark.slow
 def test_login_and_too_many_requests(folder: Path, watched: Page) -> None:
     watched.expected = ["401"]  # type: ignore[attr-defined]
-    arguments = ("--model", str(folder), "--rate", "6")
+    arguments = ("--model", str(folder), "--allow-remote", "--queue", "4")
     with server(*arguments, NORMSCOPE_TOKEN=TOKEN) as program:
         page = watched
         page.goto(program.url.partition("#")[0])
@@ -243,13 +265,18 @@ def test_login_and_too_many_requests(folder: Path, watched: Page) -> None:
         watched.expected = ["401", "429"]  # type: ignore[attr-defined]
         page.get_by_label("Source").fill("the cat sat")
         page.get_by_label("Target").fill("the dog ran")
-        for _ in range(5):
-            page.get_by_role("button", name="Analyse").click()
-            page.locator("#status:has-text('Done in')").wait_for(timeout=SLOW)
+        page.get_by_role("button", name="Analyse").click()
+        page.locator("#status:has-text('Done in')").wait_for(timeout=SLOW)
         frame = page.frame_locator("#view")  # fetched with the cookie
         expect(frame.get_by_text("cat", exact=True).first).to_be_visible(timeout=SLOW)
+        program.worker.suspend()
+        program.http.headers["Authorization"] = f"Bearer {TOKEN}"
+        posted = body(text="the cat sat", target="the dog ran")
+        program.until(program.http.post("/api/jobs", **posted).json()["id"], "running")
+        assert program.http.post("/api/jobs", **posted).status_code == 202
         page.get_by_role("button", name="Analyse").click()
-        expect(page.locator("#status")).to_contain_text("too many requests", timeout=SLOW)
+        reached = "the limit of waiting analyses from one address (1) is reached; try again in 2"
+        expect(page.locator("#status")).to_contain_text(reached, timeout=SLOW)
         page.get_by_role("button", name="Cancel").click()
         expect(page.locator("#status")).to_have_text("Cancelled.", timeout=SLOW)
 

@@ -3,36 +3,33 @@
 sleep N      takes N seconds        crash        ends without an answer
 mistake      answers with an error  size N       gives a result of N bytes
 
-It implements the frames itself, so that a change of their format makes tests fail.
+It implements the messages itself, so that a change of their format makes tests fail.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 
-def receive() -> tuple[dict[str, Any], dict[str, bytes]]:
-    start = sys.stdin.buffer.read(4)
-    if len(start) < 4:
+def receive() -> dict[str, Any]:
+    line = sys.stdin.readline()
+    if not line:
         sys.exit(0)
-    header = json.loads(sys.stdin.buffer.read(struct.unpack(">I", start)[0]))
-    return header, {name: sys.stdin.buffer.read(size) for name, size in header.pop("blobs")}
+    send(begun=True)
+    return dict(json.loads(line))
 
 
-def send(header: dict[str, Any], **blobs: bytes) -> None:
-    header["blobs"] = [[name, len(data)] for name, data in blobs.items()]
-    text = json.dumps(header).encode()
-    sys.stdout.buffer.write(struct.pack(">I", len(text)) + text + b"".join(blobs.values()))
-    sys.stdout.buffer.flush()
+def send(**answer: Any) -> None:
+    print(json.dumps(answer), flush=True)
 
 
 def main() -> None:
-    names = receive()[0]["models"]
+    names = receive()["models"]
     maps = ["attn_w", "attn_n", "atb"]
     description: dict[str, Any] = {
         "maps": maps,
@@ -49,18 +46,21 @@ def main() -> None:
     }
     description |= {"questions": questions, "labels": [], "mask": None}
     if "broken" in names:
-        send({"error": "no such model"})
+        send(error="no such model")
     models = [
         {"name": name, "target": name == "translator", "max_length": 10}
         | description
         | {"mask": "[MASK]" if name == "masked" else None}
         for name in names
     ]
-    send({"models": models})
+    send(models=models)
     while True:
-        question, blobs = receive()
+        question = receive()
+        folder = Path(question["folder"])
+        saved = folder / "normscope.safetensors"
         if question["task"] == "convert":
-            send({}, **{question["to"]: b"converted " + blobs["safetensors"]})
+            (folder / f"normscope.{question['to']}").write_bytes(b"converted " + saved.read_bytes())
+            send()
             continue
         action, _, number = question["text"].partition(" ")
         if action == "crash":
@@ -68,10 +68,14 @@ def main() -> None:
         if action == "sleep":
             time.sleep(float(number))
         if action == "mistake":
-            send({"error": "a mistake"})
+            send(error="a mistake")
             continue
-        data = b"x" * int(number) if action == "size" else question["text"].encode()
-        send({"reconstruction_error": 0.0}, html=b"<p>page", safetensors=data)
+        folder.mkdir()
+        (folder / "normscope.html").write_bytes(b"<p>page")
+        saved.write_bytes(b"" if action == "size" else question["text"].encode())
+        if action == "size":
+            os.truncate(saved, int(number))
+        send(reconstruction_error=0.0)
 
 
 if __name__ == "__main__":

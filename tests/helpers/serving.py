@@ -8,6 +8,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ import normscope
 from normscope.serve.app import create_app
 from normscope.serve.jobs import JobQueue
 from normscope.serve.process import WorkerProcess
+from normscope.serve.server import create_server
 from normscope.serve.settings import ServeSettings
 
 FAKE = Path(__file__).parent / "fake_worker.py"
@@ -33,13 +35,17 @@ HOME = "http://127.0.0.1:8765"
 TEXT = "The cat sat on the mat."
 
 
+def fake_jobs(settings: ServeSettings) -> JobQueue:
+    """Return a queue whose worker is fake_worker.py."""
+    names = ["fake", "translator", "masked"]
+    return JobQueue(settings, WorkerProcess({"models": names}, [sys.executable, str(FAKE)]))
+
+
 @asynccontextmanager
 async def app(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, JobQueue]]:
     """Yield a client and the queue of an app whose worker is fake_worker.py."""
     changed = replace(ServeSettings(), **settings)
-    names = ["fake", "translator", "masked"]
-    worker = WorkerProcess({"models": names}, [sys.executable, str(FAKE)])
-    jobs = JobQueue(changed, worker)
+    jobs = fake_jobs(changed)
     transport = httpx.ASGITransport(create_app(changed, jobs))
     try:
         await jobs.start()
@@ -47,6 +53,27 @@ async def app(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, JobQueu
             yield client, jobs
     finally:
         await jobs.close()
+
+
+@asynccontextmanager
+async def listening(**settings: Any) -> AsyncIterator[tuple[httpx.AsyncClient, int, JobQueue]]:
+    """Yield a client, the port and the queue of a server whose worker is fake_worker.py."""
+    changed = replace(ServeSettings(), **settings)
+    jobs = fake_jobs(changed)
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as opened:
+        port = opened.getsockname()[1]
+        try:
+            await jobs.start()
+            program = create_server(changed, jobs)
+            serving = asyncio.create_task(program.serve([opened]))
+            while not program.started:
+                await asyncio.sleep(0.01)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                yield client, port, jobs
+            program.should_exit = True
+            await serving
+        finally:
+            await jobs.close()
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -106,6 +133,13 @@ class Server:
     def http(self) -> httpx.Client:
         """A client that is closed when the server stops."""
         return self.client()
+
+    def until(self, name: str, state: str) -> None:
+        """Wait until a job has this state."""
+        deadline = time.monotonic() + 60
+        while self.http.get(f"/api/jobs/{name}").json()["state"] != state:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def finish(self, name: str) -> dict[str, Any]:
         """Wait until a job has ended and return its description."""

@@ -7,23 +7,15 @@ import json
 import pytest
 from starlette.exceptions import HTTPException
 
-from normscope.serve.errors import error_response, too_many_requests, unavailable
+from normscope.serve.errors import busy, error_response
 
 
-@pytest.mark.parametrize(
-    ("seconds", "header", "message"),
-    [
-        (0.1, "1", "try again in 1 second"),
-        (1.0, "1", "try again in 1 second"),
-        (1.2, "2", "try again in 2 seconds"),
-    ],
-)
-def test_seconds_are_rounded_up(seconds: float, header: str, message: str) -> None:
-    error = too_many_requests(seconds)
-    assert error.status_code == 429
-    assert error.headers == {"Retry-After": header}
-    assert error.detail.endswith(message)
-    assert unavailable("busy").headers == {"Retry-After": "2"}
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_server_says_when_to_try_again(status: int) -> None:
+    error = busy("the queue is full", status)
+    assert error.status_code == status
+    assert error.headers == {"Retry-After": "2"}
+    assert error.detail == "the queue is full; try again in 2 seconds"
 
 
 def test_responses() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from typing import Any
@@ -143,20 +145,68 @@ def test_a_crash_fails_only_one_job() -> None:
         names = [await submit(client, text) for text in ("crash", "after", "mistake", "last")]
         ended = [await until_over(client, name) for name in names]
         assert [job["state"] for job in ended] == ["failed", "done", "failed", "done"]
-        assert "status 7" in ended[0]["error"]
+        assert ended[0]["error"] == "the worker process ended with status 7"
         assert ended[2]["error"] == "a mistake"
         assert (await client.get("/health")).json()["status"] == "ok"
 
     in_app(test)
 
 
-def test_a_worker_killed_while_idle_is_replaced() -> None:
+def test_a_job_whose_worker_is_killed_fails_and_says_why() -> None:
     async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
+        name = await submit(client, "sleep 20")
+        await until_running(jobs, name)
+        await asyncio.sleep(0.2)  # until the worker has read it
         assert jobs.worker.pid is not None
         psutil.Process(jobs.worker.pid).kill()
-        first, second = await submit(client, "a"), await submit(client, "b")
-        assert (await until_over(client, first))["state"] == "failed"
-        assert (await until_over(client, second))["state"] == "done"
+        job = await until_over(client, name)
+        assert job["state"] == "failed"
+        assert job["error"].startswith("the worker process was killed by signal 9, perhaps because")
+        assert list(jobs.worker.folder.iterdir()) == []
+
+    in_app(test)
+
+
+def test_a_worker_killed_while_idle_is_replaced_at_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
+        first = jobs.worker.pid
+        assert first is not None
+        psutil.Process(first).terminate()
+        while (health := await client.get("/health")).status_code == 200:
+            await asyncio.sleep(0.001)
+        assert health.json()["status"] == "starting"
+        assert health.json()["reason"] == "the worker process was killed by signal 15"
+        while (await client.get("/health")).status_code == 503:
+            await asyncio.sleep(0.01)
+        assert jobs.worker.pid not in (None, first)
+
+    in_app(test)
+    said = capfd.readouterr().err
+    assert said == "normscope: the worker process was killed by signal 15; starting it again\n"
+
+
+@pytest.mark.parametrize("kind", ["analysis", "download"])
+def test_a_job_runs_on_a_new_worker_if_the_old_one_is_dead(kind: str) -> None:
+    async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
+        done = await submit(client, "a")
+        await until_over(client, done)
+        worker = jobs.worker.pid
+        assert worker is not None
+        os.kill(worker, signal.SIGSTOP)  # so that it cannot read
+        if kind == "analysis":
+            name = await submit(client, "b")
+            await until_running(jobs, name)
+        else:
+            download = asyncio.create_task(client.get(f"/api/jobs/{done}/result.csv"))
+            await asyncio.sleep(0.1)
+        os.kill(worker, signal.SIGKILL)
+        if kind == "analysis":
+            assert (await until_over(client, name))["state"] == "done"
+        else:
+            assert (await download).content == b"converted a"
+        assert jobs.worker.pid not in (None, worker)
 
     in_app(test)
 
@@ -178,38 +228,22 @@ def test_health_while_the_worker_starts(monkeypatch: pytest.MonkeyPatch) -> None
     in_app(test)
 
 
-def test_stored_results_are_limited_by_number() -> None:
+def test_jobs_without_a_result_are_limited_by_number() -> None:
     async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
+        done = await submit(client, "a")
+        await until_over(client, done)
         names = []
-        for number in range(4):
-            names.append(await submit(client, str(number)))
+        for _ in range(4):
+            names.append(await submit(client, "mistake"))
             await until_over(client, names[-1])
-            await client.get(f"/api/jobs/{names[-1]}/page")
             await client.get(f"/api/jobs/{names[0]}")  # keep it the most recently used
         codes = [(await client.get(f"/api/jobs/{name}")).status_code for name in names]
         assert codes == [200, 404, 404, 200]
-        assert len(jobs._jobs) == 2
+        assert (await client.get(f"/api/jobs/{done}/page")).status_code == 200
+        assert list(jobs._jobs) == [names[0], names[3], done]
+        assert not any(job.request for job in jobs._jobs.values())  # texts are not kept
 
     in_app(test, kept=2)
-
-
-def test_a_result_that_was_not_fetched_is_kept_for_a_minute(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
-        names = [await submit(client, str(number)) for number in range(4)]
-        for name in names:
-            await until_over(client, name)
-        assert list(jobs._jobs) == names
-        await client.get(f"/api/jobs/{names[1]}/page")
-        await client.get(f"/api/jobs/{names[2]}/page")
-        assert len(jobs._jobs) == 4
-        monkeypatch.setattr("normscope.serve.jobs.UNFETCHED", -1.0)
-        # Only the most recently used one is kept.
-        assert (await client.get(f"/api/jobs/{names[0]}")).status_code == 404
-        assert list(jobs._jobs) == [names[2]]
-
-    in_app(test, kept=1)
 
 
 def test_stored_results_are_limited_by_size_and_age() -> None:
@@ -221,9 +255,11 @@ def test_stored_results_are_limited_by_size_and_age() -> None:
         # The newest stays even if it is too large by itself: a client waits for it.
         codes = [(await client.get(f"/api/jobs/{name}")).status_code for name in names]
         assert codes == [404, 404, 404, 200]
+        assert [path.name for path in jobs.worker.folder.iterdir()] == names[3:]
         await asyncio.sleep(1.1)
         assert (await client.get(f"/api/jobs/{names[3]}")).status_code == 404
         assert not jobs._jobs
+        assert list(jobs.worker.folder.iterdir()) == []
 
     in_app(test, kept_bytes=1000, kept_seconds=1.0)
 
@@ -290,18 +326,56 @@ def test_downloads_and_analyses_take_turns() -> None:
         later = [await submit(client, text) for text in ("sleep 0.2", "sleep 30")]
         ended: list[str] = []
 
-        async def download(number: int) -> None:
-            assert (await client.get(f"/api/jobs/{done}/result.csv")).status_code == 200
-            ended.append(f"download {number}")
+        async def download(kind: str) -> None:
+            assert (await client.get(f"/api/jobs/{done}/result.{kind}")).status_code == 200
+            ended.append(kind)
 
         async def watch(name: str) -> None:
             await until_over(client, name)
             ended.append("analysis")
 
-        tasks = [asyncio.create_task(download(number)) for number in range(2)]
+        tasks = [asyncio.create_task(download(kind)) for kind in ("csv", "json")]
         tasks += [asyncio.create_task(watch(name)) for name in (first, later[0])]
         await asyncio.gather(*tasks)
-        assert ended == ["analysis", "download 0", "analysis", "download 1"]
+        assert ended == ["analysis", "csv", "analysis", "json"]
         assert (await client.get(f"/api/jobs/{later[1]}")).json()["state"] != "done"
+
+    in_app(test)
+
+
+def test_many_downloads_of_a_file_convert_it_once() -> None:
+    async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
+        done = await submit(client, "a")
+        await until_over(client, done)
+        asked: list[str] = []
+        ask = jobs.worker.ask
+
+        async def counted(question: Any) -> Any:
+            asked.append(question["task"])
+            return await ask(question)
+
+        jobs.worker.ask = counted  # type: ignore[method-assign]
+        path = f"/api/jobs/{done}/result.csv"
+        answers = await asyncio.gather(*(client.get(path) for _ in range(20)))
+        assert {answer.content for answer in (*answers, await client.get(path))} == {b"converted a"}
+        assert asked == ["convert"]
+
+    in_app(test)
+
+
+def test_a_job_that_nobody_asks_for_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("normscope.serve.jobs.ABANDONED", 0.4)
+
+    async def test(client: httpx.AsyncClient, jobs: JobQueue) -> None:
+        first = await submit(client, "sleep 30")
+        await until_running(jobs, first)
+        left, waited = await submit(client, "a"), await submit(client, "b")
+        following = asyncio.create_task(until_over(client, waited))  # with long polls
+        await asyncio.sleep(0.6)
+        for name in (first, left):
+            job = (await client.get(f"/api/jobs/{name}")).json()
+            assert job["state"] == "cancelled"
+            assert "nobody asked for it for 0.4 seconds" in job["error"]
+        assert (await following)["state"] == "done"
 
     in_app(test)

@@ -30,12 +30,19 @@ def test_other_machines_need_allow_remote_and_a_token() -> None:
         ServeSettings(token="ä" * 20)
 
 
-@pytest.mark.parametrize("name", ["max_length", "time_limit", "queue", "rate"])
+@pytest.mark.parametrize("name", ["max_length", "time_limit", "queue"])
 def test_limits_must_be_above_zero(name: str) -> None:
     option = name.replace("_", "-")
     for wrong in (0, float("inf"), float("nan")) if name == "time_limit" else (0,):
         with pytest.raises(InputError, match=f"--{option} must be a number above 0, not {wrong}"):
             replace(ServeSettings(), **cast(Any, {name: wrong}))
+
+
+def test_one_client_has_a_quarter_if_other_machines_are_let_in() -> None:
+    assert ServeSettings().share(16) == 16
+    assert ServeSettings(token="t" * 16).share(16) == 16
+    remote = ServeSettings(allow_remote=True)
+    assert [remote.share(limit) for limit in (256, 16, 5, 1)] == [64, 4, 1, 1]
 
 
 def test_host_names() -> None:
@@ -59,7 +66,7 @@ def test_options_of_the_command() -> None:
     }
     assert list(options) == [
         *("--model", "--port", "--host", "--allow-remote", "--allow-host", "--token"),
-        *("--max-length", "--time-limit", "--queue", "--rate", "--device", "--dtype"),
+        *("--max-length", "--time-limit", "--queue", "--device", "--dtype"),
     ]
     assert options["--token"].metadata["envvar"] == "NORMSCOPE_TOKEN"
     for name, option in options.items():
@@ -74,9 +81,8 @@ def test_documented_defaults() -> None:
         "max-length": settings.max_length,
         "time-limit": f"{settings.time_limit:g}",
         "queue": settings.queue,
-        "rate": settings.rate,
         "port": settings.port,
     }
     for option, value in documented.items():
         assert f"`--{option}` | {value} " in text, option
-    assert str(settings.in_flight) in text
+    assert f"{settings.connections} open connections" in text

@@ -69,21 +69,32 @@ def test_two_models_with_the_same_name(folder: Path, tmp_path: Path) -> None:
         load_models([str(folder / "bert"), str(copy)], None, None, 12)
 
 
-def test_analyse_and_convert(models: dict[str, ServedModel]) -> None:
-    frame = analyse(REQUEST, models, 10_000)
-    assert 0 <= frame.header["reconstruction_error"] < 1e-5
-    assert frame.blobs["html"].startswith(b"<!doctype html>")
-    saved = frame.blobs["safetensors"]
-    values = json.loads(convert("json", saved).blobs["json"])["maps"]["attn_n"]
-    rows = list(csv.DictReader(io.StringIO(convert("csv", saved).blobs["csv"].decode())))
+def written(folder: Path, kind: str) -> str:
+    """Return the text of a result's file, which is converted if it is JSON or CSV."""
+    if kind in ("json", "csv"):
+        assert convert(kind, str(folder)) == {}
+    return (folder / f"normscope.{kind}").read_text(encoding="utf-8")
+
+
+def test_analyse_and_convert(models: dict[str, ServedModel], tmp_path: Path) -> None:
+    folder = tmp_path / "result"
+    answer = analyse(REQUEST | {"folder": str(folder)}, models, 10_000)
+    assert 0 <= answer["reconstruction_error"] < 1e-5
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "normscope.html",
+        "normscope.safetensors",
+    ]
+    assert written(folder, "html").startswith("<!doctype html>")
+    values = json.loads(written(folder, "json"))["maps"]["attn_n"]
+    rows = list(csv.DictReader(io.StringIO(written(folder, "csv"))))
     column = [float(row["value"]) for row in rows if row["map"] == "attn_n"]
     assert column == [value for layer in values for query in layer for value in query]
 
 
-def test_limits(models: dict[str, ServedModel]) -> None:
+def test_limits(models: dict[str, ServedModel], tmp_path: Path) -> None:
     tokens, layers, heads = 8, 3, 4  # six words, <s> and </s>
     cells = layers * len(REQUEST["maps"]) * tokens**2
-    analyse(REQUEST, models, cells)
+    analyse(REQUEST | {"folder": str(tmp_path / "result")}, models, cells)
     with pytest.raises(InputError, match=f"would have {cells} numbers, .* {cells - 1}; select"):
         analyse(REQUEST, models, cells - 1)
     with pytest.raises(InputError, match=f"would have {heads * cells:,} numbers"):
@@ -139,22 +150,21 @@ def test_explain_gives_the_shares_of_attribute(
     asked_models: dict[str, ServedModel], name: str, tmp_path: Path
 ) -> None:
     served = asked_models[name]
-    for asked in ASKED[name]:
+    for number, asked in enumerate(ASKED[name]):
         request: dict[str, Any] = {"text": TEXT, **asked}
-        frame = explain({"model": name, **request}, asked_models, 100_000)
-        file = tmp_path / "result.safetensors"
-        file.write_bytes(frame.blobs["safetensors"])
+        folder = tmp_path / str(number)
+        answer = explain({"model": name, "folder": str(folder), **request}, asked_models, 100_000)
         text = request.pop("text")
         del request["question"]
         expected = normscope.attribute(served.model, served.tokenizer, text, **request)
-        loaded = normscope.load(file)
+        loaded = normscope.load(folder / "normscope.safetensors")
         assert loaded == expected
-        assert frame.header["signature"] == expected.signature
-        assert frame.header["reconstruction_error"] == expected.error < 1e-5
-        assert frame.blobs["html"].startswith(b"<!doctype html>")
-        plain = json.loads(convert("json", frame.blobs["safetensors"]).blobs["json"])
+        assert answer["signature"] == expected.signature
+        assert answer["reconstruction_error"] == expected.error < 1e-5
+        assert written(folder, "html").startswith("<!doctype html>")
+        plain = json.loads(written(folder, "json"))
         assert plain["scores"] == expected.scores.values.tolist()
-        rows = convert("csv", frame.blobs["safetensors"]).blobs["csv"].decode().splitlines()
+        rows = written(folder, "csv").splitlines()
         assert len(rows) > len(expected.tokens)
 
 

@@ -28,7 +28,6 @@ class ServeArguments(CommandArguments):
     max_length: int = shared(ServeSettings, "max_length")
     time_limit: float = shared(ServeSettings, "time_limit")
     queue: int = shared(ServeSettings, "queue")
-    rate: int = shared(ServeSettings, "rate")
     device: str | None = shared(ServeSettings, "device")
     dtype: str | None = shared(ServeSettings, "dtype")
 

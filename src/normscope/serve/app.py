@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from importlib import resources
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from normscope import __version__
-from normscope.serve.errors import (
-    handle_http_error,
-    handle_unexpected,
-    too_many_requests,
-    unavailable,
+from normscope.serve.errors import PAUSE, handle_http_error, handle_unexpected
+from normscope.serve.guard import RESULT_POLICY, Guard
+from normscope.serve.jobs import AnalysisJob, JobQueue
+from normscope.serve.requests import (
+    check_analysis,
+    read_json,
+    until_disconnected,
+    while_connected,
 )
-from normscope.serve.guard import RESULT_POLICY, Guard, client_address
-from normscope.serve.jobs import AnalysisJob, JobQueue, QueueFull, Unavailable
-from normscope.serve.limits import RateLimit
-from normscope.serve.requests import check_analysis, read_json
 from normscope.serve.settings import ServeSettings
 from normscope.show.palette import css_variables
 
@@ -68,8 +69,6 @@ def create_app(settings: ServeSettings, jobs: JobQueue) -> ASGIApp:
 class _Routes:
     def __init__(self, settings: ServeSettings, jobs: JobQueue) -> None:
         self.settings, self.jobs = settings, jobs
-        # A user who compares sentences asks for several analyses in a row.
-        self._rate = RateLimit(settings.rate / 60, max(5.0, settings.rate / 6))
         folder = resources.files("normscope.serve").joinpath("static")
         self._static = {name: folder.joinpath(name).read_bytes() for name in STATIC}
         self._static["app.css"] = _palette().encode() + self._static["app.css"]
@@ -86,16 +85,15 @@ class _Routes:
     async def health(self, request: Request) -> Response:
         if self.jobs.ready:
             return JSONResponse({"status": "ok", "version": __version__})
-        return JSONResponse(
-            {"status": "starting", "version": __version__}, 503, {"Retry-After": "5"}
-        )
+        status = {"status": "starting", "reason": self.jobs.reason, "version": __version__}
+        return JSONResponse(status, 503, {"Retry-After": PAUSE})
 
     async def session(self, request: Request) -> Response:
         guard: Guard = request.scope["guard"]
         token = (await read_json(request, self.settings.body)).get("token")
         if not isinstance(token, str):
             raise HTTPException(400, 'the request must be {"token": "…"}')
-        guard.check_token(request, token)
+        guard.check_token(token)
         response = JSONResponse({"status": "ok"})
         guard.open_session(response)
         return response
@@ -105,18 +103,11 @@ class _Routes:
         return JSONResponse({"models": list(self.jobs.models.values()), "limits": limits})
 
     async def submit(self, request: Request) -> Response:
-        if wait := self._rate.wait(client_address(request)):
-            raise too_many_requests(wait)
         fields = await read_json(request, self.settings.body)
         analysis = check_analysis(fields, self.jobs.models)
-        try:
-            job = self.jobs.submit(analysis)
-        except QueueFull:
-            raise unavailable(
-                f"{self.settings.queue} analyses are already waiting; try again in 2 seconds"
-            ) from None
-        except Unavailable as error:
-            raise unavailable(str(error)) from None
+        # The address that the connection comes from; headers could name any other.
+        client = request.client.host if request.client is not None else ""
+        job = self.jobs.submit(analysis, client)
         return JSONResponse(self.jobs.describe(job), 202)
 
     async def state(self, request: Request) -> Response:
@@ -128,7 +119,8 @@ class _Routes:
             except ValueError:
                 raise HTTPException(400, "wait and position must be numbers") from None
             seconds = min(max(0.0, seconds), LONGEST_WAIT)  # 0.0 if it is NaN
-            await self.jobs.wait(job, (query.get("state", job.state), position), seconds)
+            known = query.get("state", job.state), position
+            await while_connected(request.receive, self.jobs.wait(job, known, seconds))
         return JSONResponse(self.jobs.describe(job))
 
     async def cancel(self, request: Request) -> Response:
@@ -137,18 +129,16 @@ class _Routes:
         return JSONResponse(self.jobs.describe(job))
 
     async def page(self, request: Request) -> Response:
-        return _file_response("html", self._finished_job(request).files["html"], attachment=False)
+        return _ResultFile(self._finished_job(request), "html")
 
     async def download(self, request: Request) -> Response:
         kind = request.path_params["kind"]
         if kind not in FORMATS:
             raise HTTPException(404, f"the format must be one of: {', '.join(FORMATS)}")
         job = self._finished_job(request)
-        try:
-            data = job.files.get(kind) or await self.jobs.convert(job, kind)
-        except Unavailable as error:
-            raise unavailable(str(error)) from None
-        return _file_response(kind, data, attachment=True)
+        if kind not in job.files:
+            await while_connected(request.receive, self.jobs.convert(job, kind))
+        return _ResultFile(job, kind, f"normscope.{kind}")
 
     def _job(self, request: Request) -> AnalysisJob:
         job = self.jobs.get(request.path_params["id"])
@@ -162,18 +152,32 @@ class _Routes:
         job = self._job(request)
         if job.state != "done":
             raise HTTPException(404, f"this job has no result: it is {job.state}")
-        job.fetched = True
         return job
+
+
+class _ResultFile(FileResponse):
+    """A file of a result. It is not read on when its client has gone, as Starlette 0.50 would."""
+
+    def __init__(self, job: AnalysisJob, kind: str, saved_as: str | None = None) -> None:
+        if kind not in job.files:
+            raise HTTPException(404, "the result is no longer stored; submit the analysis again")
+        headers = {"Content-Security-Policy": RESULT_POLICY}
+        super().__init__(job.files[kind], 200, headers, FORMATS[kind], filename=saved_as)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        leaving = asyncio.create_task(until_disconnected(receive))
+
+        async def send_if_connected(message: Message) -> None:
+            if leaving.done():
+                raise ClientDisconnect
+            await send(message)
+
+        with suppress(ClientDisconnect):
+            await super().__call__(scope, receive, send_if_connected)
+        leaving.cancel()
 
 
 def _palette() -> str:
     """Return the colours of both themes, which are those of results, as declarations of CSS."""
     dark = f"@media (prefers-color-scheme: dark) {{ :root {{ {css_variables('dark')} }} }}"
     return f":root {{ {css_variables('light')} }}\n{dark}\n\n"
-
-
-def _file_response(kind: str, data: bytes, *, attachment: bool) -> Response:
-    headers = {"Content-Security-Policy": RESULT_POLICY}
-    if attachment:
-        headers["Content-Disposition"] = f'attachment; filename="normscope.{kind}"'
-    return Response(data, media_type=FORMATS[kind], headers=headers)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-
-def too_many_requests(seconds: float) -> HTTPException:
-    """Return error 429, which tells the client how long to wait."""
-    wait = max(1, math.ceil(seconds))
-    return HTTPException(
-        429,
-        f"too many requests; try again in {wait} second{'s' if wait > 1 else ''}",
-        {"Retry-After": str(wait)},
-    )
+PAUSE = "2"  # seconds after which a client may try again
 
 
-def unavailable(message: str, seconds: int = 2) -> HTTPException:
-    """Return error 503, which tells the client how long to wait."""
-    return HTTPException(503, message, {"Retry-After": str(seconds)})
+def busy(message: str, status: int = 503) -> HTTPException:
+    """Return an error that asks the client to try again."""
+    return HTTPException(status, f"{message}; try again in {PAUSE} seconds", {"Retry-After": PAUSE})
 
 
 def error_response(error: HTTPException) -> JSONResponse:

@@ -1,14 +1,15 @@
-"""Read the JSON body of a request, and check the fields of an analysis."""
+"""Read the JSON body of a request, check the fields of an analysis, and wait with its client."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive
 
 from normscope.decomposition.scopes import HEAD_MAPS, SCOPES
 from normscope.engine.options import CHOICES
@@ -58,6 +59,25 @@ async def _read_body(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise too_large
     return bytes(body)
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Wait until the client of a request without a body, or with one that was read, has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work; cancel it if the client disconnects."""
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(until_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 def check_analysis(

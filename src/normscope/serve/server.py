@@ -9,7 +9,8 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -19,8 +20,9 @@ from normscope.serve.app import create_app
 from normscope.serve.jobs import JobQueue
 from normscope.serve.settings import ServeSettings
 
-HEAD_SECONDS = 10.0  # time for the head of a request to arrive
-GRACE = 3  # seconds for open responses to finish when the server stops
+PATIENCE = 10.0  # seconds, or up to twice as many, that a connection waits for its client
+BUFFER = 2**17  # bytes that the system keeps for a client
+GRACE = 2  # seconds for open responses to finish when the server stops
 
 
 def serve(
@@ -72,26 +74,43 @@ def _listen(settings: ServeSettings) -> socket.socket:
         ) from None
 
 
-class IdleTimeoutProtocol(H11Protocol):
-    """A connection that is closed if no request arrives.
+class WatchedConnection(H11Protocol):
+    """A connection that is closed when its client keeps it waiting.
 
-    uvicorn waits for the first request without a limit, and silent connections would use up the
-    permitted number.
+    uvicorn waits without a limit for a first request, for the rest of a request's head, and for a
+    client that does not read. Such connections would use up the permitted number.
     """
+
+    def __init__(self, *, most: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._most = most  # connections from one address
+        self._taken = 0  # how often the client has read what was waiting for it
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(HEAD_SECONDS, self._watch, None)
+        self.loop.call_later(PATIENCE, self._watch, None)
+        # The system would buffer megabytes, and report late that a slow client reads.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        others = (getattr(other, "client", None) or [None] for other in self.connections)
+        if sum(client[0] == (self.client or [""])[0] for client in others) > self._most:
+            transport.abort()
 
-    def _watch(self, last_cycle: Any) -> None:
-        """Close the connection if it is idle and had no request since `last_cycle`."""
-        if self.transport.is_closing():
-            return
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken += 1
+
+    def _watch(self, before: object) -> None:
+        """Close the connection if its client owes the same as before."""
+        unread = self.flow.write_paused or self.transport.is_closing()
         idle = self.cycle is None or self.cycle.response_complete
-        if idle and self.cycle is last_cycle:
+        progress = (self.cycle, self._taken, self.transport.get_write_buffer_size())
+        owed = progress if unread or idle else None
+        if owed is not None and owed == before:
+            if unread:
+                self.transport.abort()  # without the rest
+                return
             self.transport.close()
-        else:
-            self.loop.call_later(HEAD_SECONDS, self._watch, self.cycle)
+        self.loop.call_later(PATIENCE, self._watch, owed)
 
 
 class _Server(uvicorn.Server):
@@ -103,7 +122,32 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._jobs.close()
+        asyncio.get_running_loop().call_later(GRACE, self._abort)
         await super().shutdown(sockets)
+
+    def _abort(self) -> None:
+        """Close the connections whose clients keep the server waiting."""
+        for connection in list(self.server_state.connections):
+            cast(Any, connection).transport.abort()
+
+
+def create_server(settings: ServeSettings, jobs: JobQueue) -> uvicorn.Server:
+    """Return a server for the web app; the caller starts `jobs`."""
+    most = settings.share(2 * settings.connections)
+    config = uvicorn.Config(
+        create_app(settings, jobs),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # a header must not change a client's address
+        http=cast(Any, partial(WatchedConnection, most=most)),
+        ws="none",
+        lifespan="off",
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=2 * GRACE,  # all connections are closed before
+        limit_concurrency=settings.connections,  # above it, a plain 503
+    )
+    return _Server(config, jobs)
 
 
 async def _serve(
@@ -115,21 +159,8 @@ async def _serve(
     try:
         with loading():
             await jobs.start()
-        config = uvicorn.Config(
-            create_app(settings, jobs),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,  # a header must not change a client's address
-            http=IdleTimeoutProtocol,
-            ws="none",
-            lifespan="off",
-            timeout_keep_alive=5,
-            timeout_graceful_shutdown=GRACE,
-            limit_concurrency=8 * settings.in_flight,  # of connections; above it, a plain 503
-        )
         print(_welcome(settings, list(jobs.models)), file=sys.stderr, flush=True)
-        await _Server(config, jobs).serve(sockets=[listening])
+        await create_server(settings, jobs).serve(sockets=[listening])
     finally:
         await jobs.close()
 

@@ -70,13 +70,6 @@ class ServeSettings:
     queue: int = field(
         default=16, metadata={"metavar": "N", "help": "Maximum number of waiting analyses."}
     )
-    rate: int = field(
-        default=120,
-        metadata={
-            "metavar": "N",
-            "help": "Maximum number of analyses that one client may request per minute.",
-        },
-    )
     device: str | None = field(
         default=None,
         metadata={"metavar": "DEVICE", "help": "cpu, cuda, cuda:1, mps. Default: cpu."},
@@ -92,15 +85,14 @@ class ServeSettings:
 
     # Limits that the command line does not change.
     max_cells: int = 4_000_000  # numbers in all maps of one result
-    requests: int = 50  # requests of any kind per second and client
-    in_flight: int = 128  # simultaneous requests
+    connections: int = 256  # open connections
     body: int = 64 * 1024  # bytes in a request body
-    kept: int = 32  # finished jobs in memory
-    kept_bytes: int = 128 * 2**20  # total size of their files
+    kept: int = 32  # jobs without a result: failed or cancelled
+    kept_bytes: int = 128 * 2**20  # total size of results
     kept_seconds: float | int = 30 * 60.0  # age of a finished job
 
     def __post_init__(self) -> None:
-        for name in ("max_length", "time_limit", "queue", "rate", "kept"):
+        for name in ("max_length", "time_limit", "queue"):
             value = getattr(self, name)
             if not 0 < value < inf:
                 option = name.replace("_", "-")
@@ -139,6 +131,10 @@ class ServeSettings:
             return True
         address = _address(self.host)
         return address is not None and address.is_loopback
+
+    def share(self, limit: int) -> int:
+        """Return how much of a limit one client may use: a quarter if other machines are let in."""
+        return max(1, limit // 4) if self.allow_remote else limit
 
     def answers_to(self, host: str) -> bool:
         """Return whether a Host header (without port, in lower case) names this server.

@@ -1,17 +1,20 @@
 """The worker process, which holds the models and runs one analysis at a time.
 
-The server runs this module as a program. The first frame on standard input is the configuration;
-its answer describes the loaded models. Every further frame is a question with one answer. When the
-server ends, so does standard input, and this process ends at once, even during a computation.
+The server runs this module as a program. The first line on standard input is the configuration; its
+answer describes the loaded models. Every further line is a question. It is answered by two lines:
+the first when the question has been read, the second when its files have been written. When the
+server ends, so does standard input, and this process removes the files and ends at once, even
+during a computation.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import queue
+import shutil
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Mapping
@@ -22,7 +25,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, SCOPES, Scope
 from normscope.errors import InputError, NormscopeError
-from normscope.serve.frames import Frame, read_frame
 
 if TYPE_CHECKING:
     from normscope.results.attribution import Attribution
@@ -104,8 +106,10 @@ def load_models(
     return models
 
 
-def analyse(request: Mapping[str, Any], models: Mapping[str, ServedModel], max_cells: int) -> Frame:
-    """Run an analysis and return its result as an HTML page and a safetensors file."""
+def analyse(
+    request: Mapping[str, Any], models: Mapping[str, ServedModel], max_cells: int
+) -> dict[str, Any]:
+    """Run an analysis, write its result into the folder of the request, and describe it."""
     import normscope
 
     served = models[request["model"]]
@@ -120,11 +124,13 @@ def analyse(request: Mapping[str, Any], models: Mapping[str, ServedModel], max_c
         heads=request["heads"],
         memory=MEMORY,
     )
-    return _result_frame(result, max(result.error.values(), default=0.0))
+    return _write(result, max(result.error.values(), default=0.0), request["folder"])
 
 
-def explain(request: Mapping[str, Any], models: Mapping[str, ServedModel], max_cells: int) -> Frame:
-    """Attribute an output of a model to its input and return the result like `analyse`."""
+def explain(
+    request: Mapping[str, Any], models: Mapping[str, ServedModel], max_cells: int
+) -> dict[str, Any]:
+    """Attribute an output of a model to its input, otherwise like `analyse`."""
     import normscope
 
     served = models[request["model"]]
@@ -134,21 +140,17 @@ def explain(request: Mapping[str, Any], models: Mapping[str, ServedModel], max_c
     result = normscope.attribute(
         served.model, served.tokenizer, request["text"], trace=trace, **asked
     )
-    return _result_frame(result, result.error)
+    return _write(result, result.error, request["folder"])
 
 
-def _result_frame(result: Contributions | Attribution, error: float) -> Frame:
-    """Return a result as an HTML page and a safetensors file."""
-    from normscope.show.page import page
+def _write(result: Contributions | Attribution, error: float, folder: str) -> dict[str, Any]:
+    """Write a result as an HTML page and a safetensors file, and describe it."""
+    from normscope.results.files import write
 
-    with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
-        file = Path(folder) / "result.safetensors"
-        result.save(file)
-        saved = file.read_bytes()
-    return Frame(
-        {"signature": result.signature, "reconstruction_error": error},
-        {"html": page(result).encode(), "safetensors": saved},
-    )
+    Path(folder).mkdir()
+    for kind in ("html", "safetensors"):
+        write(result, str(Path(folder) / f"normscope.{kind}"))
+    return {"signature": result.signature, "reconstruction_error": error}
 
 
 def _check_size(request: Mapping[str, Any], served: ServedModel, max_cells: int) -> None:
@@ -218,67 +220,71 @@ def _count_tokens(
     return count
 
 
-def convert(kind: str, saved: bytes) -> Frame:
-    """Return a saved result as JSON or CSV."""
+def convert(kind: str, folder: str) -> dict[str, Any]:
+    """Write a saved result as JSON or CSV, beside it."""
     import normscope
     from normscope.results.files import write
 
-    with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
-        source = Path(folder) / "result.safetensors"
-        source.write_bytes(saved)
-        converted = source.with_suffix(f".{kind}")
-        write(normscope.load(source), str(converted))
-        return Frame({}, {kind: converted.read_bytes()})
+    saved = Path(folder) / "normscope.safetensors"
+    write(normscope.load(saved), str(saved.with_suffix(f".{kind}")))
+    return {}
 
 
 def main() -> None:
-    """Answer the frames on standard input with frames on standard output."""
+    """Answer the lines on standard input by lines on standard output."""
     # Ctrl-C in a terminal interrupts all processes; the server ends this one when it is ready.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # prints of libraries go to standard error and not between the frames
-    questions: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(sys.stdin.buffer, questions), daemon=True).start()
-    configuration = questions.get().header
+    os.dup2(2, 1)  # prints of libraries go to standard error and not between the answers
+    questions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+    configuration = json.loads(sys.stdin.buffer.readline())
+    listen = partial(_listen, sys.stdin.buffer, questions, configuration["folder"])
+    threading.Thread(target=listen, daemon=True).start()
     models: dict[str, ServedModel] = {}
 
-    def start() -> Frame:
+    def start() -> dict[str, Any]:
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
         arguments = [configuration[name] for name in ("models", "device", "dtype", "max_length")]
         models.update(load_models(*arguments))
-        return Frame({"models": [served.describe() for served in models.values()]})
+        return {"models": [served.describe() for served in models.values()]}
 
     _answer(answers, start)
     while True:
         question = questions.get()
-        if question.header["task"] == "analyse":
-            task = partial(analyse, question.header, models, configuration["max_cells"])
-        elif question.header["task"] == "explain":
-            task = partial(explain, question.header, models, configuration["max_cells"])
+        if question["task"] == "analyse":
+            task = partial(analyse, question, models, configuration["max_cells"])
+        elif question["task"] == "explain":
+            task = partial(explain, question, models, configuration["max_cells"])
         else:
-            task = partial(convert, question.header["to"], question.blobs["safetensors"])
+            task = partial(convert, question["to"], question["folder"])
         _answer(answers, task)
 
 
-def _answer(answers: BinaryIO, task: Callable[[], Frame]) -> None:
-    """Send the result of a task, or its error."""
+def _answer(answers: BinaryIO, task: Callable[[], dict[str, Any]]) -> None:
+    """Send that a task begins, and then what it returns, or its error."""
+    _send(answers, {"begun": True})
     try:
-        frame = task()
+        answer = task()
     except NormscopeError as error:
-        frame = Frame({"error": str(error)})
+        answer = {"error": str(error)}
     except Exception as error:
         traceback.print_exc()
-        frame = Frame({"error": f"unexpected {type(error).__name__}"})
-    answers.write(frame.pack())
+        answer = {"error": f"unexpected {type(error).__name__}"}
+    _send(answers, answer)
+
+
+def _send(answers: BinaryIO, answer: dict[str, Any]) -> None:
+    answers.write(json.dumps(answer).encode("ascii") + b"\n")
     answers.flush()
 
 
-def _listen(file: BinaryIO, questions: queue.SimpleQueue[Frame]) -> None:
-    while (frame := read_frame(file)) is not None:
-        questions.put(frame)
+def _listen(file: BinaryIO, questions: queue.SimpleQueue[dict[str, Any]], folder: str) -> None:
+    for line in file:
+        questions.put(json.loads(line))
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)  # the server has ended; nothing here needs to be closed
 
 

@@ -440,7 +440,8 @@ async function follow(submitted, question) {
     while (job.state === "queued" || job.state === "running") {
       startedAt = performance.now() - 1000 * job.seconds;
       showProgress();
-      const query = `wait=15&state=${job.state}&position=${job.position}`;
+      // Browsers open six connections to a server, for all tabs: another tab must not wait long.
+      const query = `wait=2&state=${job.state}&position=${job.position}`;
       job = await withRetries(() => call(`/api/jobs/${job.id}?${query}`));
     }
   } finally {
