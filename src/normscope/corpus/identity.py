@@ -12,17 +12,24 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from normscope.corpus.job import CorpusJob
 from normscope.corpus.options import CorpusOptions
 from normscope.corpus.readers import RowFields, summarise
 from normscope.errors import InputError
+from normscope.foundation.files import check_name
+from normscope.foundation.texts import to_json
 from normscope.measures.statistics.base import Statistic
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.models import identity as model_identity
-from normscope.results.signature import CONVENTIONS, tokenizer_name, versions, weights_hash
+from normscope.results.signature import (
+    CONVENTIONS,
+    signature_line,
+    tokenizer_name,
+    versions,
+    weights_hash,
+)
 
 # Entries of a config that say how a model was saved or is run, not what it computes.
 _NOT_COMPARED = {"transformers_version", "torch_dtype", "dtype", "attn_implementation"}
@@ -66,7 +73,7 @@ def signature(identity: Mapping[str, Any]) -> str:
         "statistics": ",".join(identity["statistics"]),
         "data": f"{len(data)}-part(s)/sha256={digest}",
         **{
-            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            name: value if isinstance(value, str) else to_json(value)
             for name, value in settings.items()
             if value is not None
         },
@@ -75,7 +82,7 @@ def signature(identity: Mapping[str, Any]) -> str:
         "conventions": CONVENTIONS,
         **identity["versions"],
     }
-    return "|".join(f"{name}:{value}" for name, value in entries.items())
+    return signature_line(entries)
 
 
 def config_hash(model: Any) -> str:
@@ -132,7 +139,7 @@ def describe_settings(settings: StatisticSettings) -> dict[str, Any]:
             [name, _describe_category(category)] for name, category in settings.categories.items()
         ]
     if settings.ranks not in ("ids", "corpus"):
-        path = Path(settings.ranks)
+        path = check_name(settings.ranks)
         if not path.is_file():
             raise InputError(
                 f'ranks must be "ids", "corpus" or a file, but there is no {str(path)!r}'

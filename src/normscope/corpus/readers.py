@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from normscope.corpus.records import Content, Problem
 from normscope.errors import InputError
+from normscope.foundation.files import check_name
 
 FORMATS = ("text", "jsonl", "tsv", "parquet", "clark")
 SUFFIXES = {
@@ -107,7 +108,7 @@ def open_file(
     if format_name is not None and format_name not in FORMATS:
         raise InputError(f"unknown format {format_name!r}; the formats are: {', '.join(FORMATS)}")
     try:
-        if not path.is_file():
+        if not check_name(path).is_file():
             what = "is a folder, not a file" if path.is_dir() else "does not exist"
             raise InputError(f"the data file {str(path)!r} {what}; give the files by name")
     except OSError as problem:

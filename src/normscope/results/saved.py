@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import InputError
-from normscope.foundation.files import whole_file
+from normscope.foundation.files import write_file
 from normscope.results.arrays import LabelledArray
 from normscope.results.attribution import Attribution, TracedShares
 from normscope.results.contributions import Contributions
@@ -35,8 +35,7 @@ def save(result: Contributions | Attribution, path: str | os.PathLike[str]) -> N
         kind, (header, tensors) = CONTRIBUTIONS, _pack(result)
     # A single metadata entry, so that equal results give equal bytes.
     data = to_bytes(tensors, metadata={kind: json.dumps({"version": VERSIONS[kind], **header})})
-    with whole_file(path) as file:
-        file.write(data)
+    write_file(path, data)
 
 
 def load(path: str | os.PathLike[str]) -> Contributions | Attribution:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from normscope.foundation.caching import ModuleCache
+from normscope.foundation.texts import printable
 from normscope.models import identity
 from normscope.models.walk import tensors
 
@@ -71,7 +72,7 @@ class Signature:
                 "conventions": self._conventions,
                 **versions(),
             }
-            self._text = "|".join(f"{key}:{value}" for key, value in fields.items())
+            self._text = signature_line(fields)
             self._tokenizer = None
         return self._text
 
@@ -88,6 +89,18 @@ class Signature:
         if state_of(model) != self._state:
             return "changed-after-analysis"
         return "sha256=" + weights_hash(model)
+
+
+def signature_line(fields: Mapping[str, Any]) -> str:
+    """Return `key:value` pairs joined by `|`, in one line from which they can be told apart.
+
+    In a value, a backslash is doubled, and `|` and control characters are escape sequences.
+    """
+    return "|".join(f"{key}:{_escaped(str(value))}" for key, value in fields.items())
+
+
+def _escaped(value: str) -> str:
+    return printable(value.replace("\\", "\\\\").replace("|", "\\x7c"))
 
 
 def versions() -> dict[str, str]:

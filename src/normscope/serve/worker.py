@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, SCOPES, Scope
 from normscope.errors import InputError, NormscopeError
+from normscope.foundation.files import write_file
+from normscope.foundation.texts import utf8
 from normscope.serve.frames import Frame, read_frame
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ def _result_frame(result: Contributions | Attribution, error: float) -> Frame:
         saved = file.read_bytes()
     return Frame(
         {"signature": result.signature, "reconstruction_error": error},
-        {"html": page(result).encode(), "safetensors": saved},
+        {"html": utf8(page(result)), "safetensors": saved},
     )
 
 
@@ -225,7 +227,7 @@ def convert(kind: str, saved: bytes) -> Frame:
 
     with tempfile.TemporaryDirectory(prefix="normscope-") as folder:
         source = Path(folder) / "result.safetensors"
-        source.write_bytes(saved)
+        write_file(source, saved)
         converted = source.with_suffix(f".{kind}")
         write(normscope.load(source), str(converted))
         return Frame({}, {kind: converted.read_bytes()})
