@@ -40,6 +40,7 @@ test-deep: $(VENV)/.installed  ## property tests and fuzzing for as long as a ni
 	NORMSCOPE_DEEP=$(DEPTH) $(PYTEST:python=$(VENV)/bin/python) --hypothesis-show-statistics \
 		tests/project/test_random_models.py tests/project/test_fuzz.py \
 		tests/kernels/test_triton.py::test_kernels_against_dense_arithmetic
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.deep.kills --kills $$((4 * $(DEPTH)))
 
 test-wheel: $(VENV)/.installed  ## build wheel and sdist, install the wheel alone, run the demo from it
 	$(VENV)/bin/python tests/deep/wheel.py

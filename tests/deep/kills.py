@@ -3,9 +3,9 @@
     python -m tests.deep.kills [--kills 200] [--seed 1]
 
 Runs over a text file, a JSONL file with bad rows and a Parquet file write a checkpoint after every
-block. Each is killed again and again, at times drawn from the seed, until it ends before it is
-killed. Its folder must then have the files of an undisturbed run, byte for byte, and no other.
-After each kill the checkpoint must be readable, and a finished file must be whole.
+block. Each is killed several times, at moments drawn from the seed, and then goes on to its end.
+Its folder must then have the files of an undisturbed run, byte for byte, and no other. After each
+kill the checkpoint must be readable, and a finished file must be whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from normscope.corpus.checkpoint import FINISHED, OWN_FOLDERS, Folder
 from normscope.foundation.files import PARTIAL
 from tests.helpers.corpora import SETTINGS, lasting, save_model, sentences, text_file
 
-ROWS, BLOCK = 90, 4  # 23 blocks: one whole group of 16, and a part of the next
+ROWS, BLOCK = 202, 4  # 51 blocks: three whole groups of 16, and a part of the next
+MOST = 5  # kills of one run
 FORMATS = ("text", "jsonl", "parquet")
 
 
@@ -112,10 +113,11 @@ def main(kills: int, seed: int, home: Path) -> dict[str, Any]:
         if done >= kills:
             break
         output = home / "killed" / str(number)
+        last = min(kills, done + chance.randint(1, MOST))
         while True:
             child = start(home, files[name], output)
-            if done < kills:  # then it may go on to its end
-                time.sleep(chance.uniform(0.0, 1.2) * seconds[name])
+            if done < last:  # then it may go on to its end
+                time.sleep(chance.uniform(0.0, 1.0) * seconds[name])
                 os.kill(child, signal.SIGKILL)
             status = os.waitpid(child, 0)[1]
             if status == 0:

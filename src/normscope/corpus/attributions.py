@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from normscope.attribution.options import AttributionOptions, Question
-from normscope.corpus.readers import summarise
+from normscope.corpus.snapshot import summarise
 from normscope.errors import InputError, MissingExtraError, NormscopeError
 from normscope.foundation.files import appended_file, check_file, check_name, whole_file, write_file
 from normscope.foundation.progress import progress_bar

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
+from normscope.corpus.content import read_content
 from normscope.corpus.records import Position
 from normscope.corpus.work import Outcome, Progress
 from normscope.errors import InputError
@@ -157,16 +158,7 @@ class Folder:
     def finished(self) -> dict[str, Any] | None:
         """Return the content of statistics.json if the run is finished, otherwise None."""
         file = self.path / FINISHED
-        if not file.is_file():
-            return None
-        try:
-            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return content if content["identity"] and content["tables"] is not None else None
-        except (ValueError, KeyError, TypeError) as problem:
-            raise InputError(
-                f"{str(file)!r} was not written by normscope corpus, or is damaged; give another "
-                "folder, or start a new run with --restart (restart=True)"
-            ) from problem
+        return read_content(file) if file.is_file() else None
 
     def write(self, name: str, data: str | bytes) -> None:
         """Write a file of the folder, whole or not at all."""

@@ -16,7 +16,8 @@ from typing import Any
 
 from normscope.corpus.job import CorpusJob
 from normscope.corpus.options import CorpusOptions
-from normscope.corpus.readers import RowFields, summarise
+from normscope.corpus.readers import RowFields
+from normscope.corpus.snapshot import summarise
 from normscope.errors import InputError
 from normscope.foundation.files import check_name
 from normscope.foundation.texts import to_json
