@@ -56,6 +56,64 @@ def test_an_unexpected_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "in broken" in run("analyze", "--text", CAT, "--debug").stderr
 
 
+def test_error_messages_are_one_line_without_control_characters(tmp_path: Path) -> None:
+    name = str(tmp_path / "a\x1b[31m\nb")
+    assert r"a\x1b[31m" in fail("analyze", "--text", CAT, "--model", name)
+    assert r"x\x1b[0m" in fail("x\x1b[0m")
+    assert r"x\x1b[0m\n" in fail("analyze", "--text", CAT, "--output", "x\x1b[0m\n.txt")
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "a\0b", "circle"])
+def test_names_that_no_file_can_have(name: str, tmp_path: Path) -> None:
+    for suffix in ("", ".json", ".jsonl"):
+        (tmp_path / f"circle{suffix}").symlink_to(f"circle{suffix}")
+    there = str(tmp_path / name)
+    for command in (
+        ("view", there),
+        ("analyze", "--text", CAT, "--model", there),
+        ("analyze", "--text", CAT, "--output", f"{there}.json"),
+        ("attribute", "--data", f"{there}.jsonl", "--output", str(tmp_path / "x.jsonl")),
+        ("corpus", "--data", there, "--format", "text"),
+        ("corpus", "--data", __file__, "--format", "text", "--output", there),
+        ("aer", "--gold", there, "--hypothesis", there),
+        ("align", "--source", there, "--target", there),
+        ("align", "--text", "a", "--target-text", "b", "--output", f"{there}.json"),
+    ):
+        line = fail(*command)
+        assert "unexpected" not in line
+        assert len(line) < 1100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a full device")
+@pytest.mark.parametrize(
+    ("redirection", "status", "message"),
+    [
+        ("> /dev/full", 2, "cannot write to standard output: No space left on device"),
+        (">&-", 2, "cannot write to standard output: it is closed"),
+        ("2>&-", 0, ""),
+        ("> /dev/full 2> /dev/full", 2, ""),
+        (">&- 2>&-", 2, ""),
+        ("<&-", 0, ""),
+        ("| head -c 0; exit ${PIPESTATUS[0]}", 1, ""),
+    ],
+)
+def test_standard_streams_that_are_closed_or_full(
+    redirection: str, status: int, message: str
+) -> None:
+    """An error is one line, and Python adds nothing to it when it ends."""
+    command = f"{sys.executable} -m normscope --version {redirection}"
+    if redirection.startswith("|"):  # head is gone before anything is written
+        command = f"(sleep 0.3; exec {command.partition(' |')[0]}) {redirection}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        status,
+        f"normscope: error: {message}\n" if message else "",
+    )
+    assert done.stdout == ("" if status else f"normscope {normscope.__version__}\n") or "2>&-" in (
+        redirection
+    )
+
+
 def test_interrupting_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: Any, **kwargs: Any) -> None:
         raise KeyboardInterrupt

@@ -31,6 +31,7 @@ from tests.helpers.corpora import (
 )
 
 ROOT = Path(__file__).parents[2]
+SOURCE = Path(normscope.__file__).parents[1]
 ROWS = 90
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -144,83 +145,22 @@ def test_a_full_or_broken_disk_leaves_nothing_half_written(
         assert lasting(output) == whole
 
 
-# In a process of its own: children are forked and killed there.
-KILLER = """
-import json, os, random, signal, sys, time
-from pathlib import Path
-
-sys.path[:0] = [{tests!r}]
-import torch
-
-torch.set_num_threads(1)
-from tests.corpus import test_checkpoint as tests
-from tests.helpers.corpora import QuickMeasurer
-from normscope.corpus import work
-
-home, output, chance = Path({home!r}), Path({output!r}), random.Random({seed})
-
-
-class Slow(QuickMeasurer):
-    def measure(self, rows):
-        time.sleep(0.01)
-        return super().measure(rows)
-
-
-work.Measurer = Slow
-
-
-def start(where):
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            tests.run(home, where)
-            status = 0
-        finally:
-            os._exit(status)
-    return child
-
-
-tests.run(home, output / "warm")  # all that is imported on the way is there now
-began = time.monotonic()
-assert os.waitpid(start(output / "whole"), 0)[1] == 0
-lasts = time.monotonic() - began
-kills, standings = 0, set()
-while True:
-    child = start(output / "killed")
-    if kills < 6:  # then it may go on to its end
-        time.sleep(chance.uniform(0.1, 0.9) * lasts)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitpid(child, 0)[1]
-    if status == 0:
-        break
-    assert os.WTERMSIG(status) == signal.SIGKILL
-    kills += 1
-    saved = tests.Folder(output / "killed").load() if (output / "killed").exists() else None
-    standings.add(-1 if saved is None else saved.progress.blocks)
-print(json.dumps({{"kills": kills, "standings": sorted(standings)}}))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked here")
-def test_kill_9_at_random_times(resumed: Path, tmp_path: Path) -> None:
-    code = KILLER.format(tests=str(ROOT), home=str(resumed), output=str(tmp_path), seed=7)
-    source = str(Path(normscope.__file__).parents[1])
+def test_kill_9_at_random_times() -> None:
+    """Three kills of the run that `make test-deep` kills 200 times; it compares all bytes."""
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "tests.deep.kills", "--kills", "3", "--seed", "7"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=600,
     )
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told["kills"] >= 2
-    assert any(0 < blocks < 23 for blocks in told["standings"])  # in the middle of the work, too
-    assert lasting(tmp_path / "killed") == lasting(tmp_path / "whole")
-    account = json.loads((tmp_path / "killed" / "statistics.json").read_text())["counts"]
-    assert (account["rows"], account["sequences"]) == (ROWS, ROWS)
+    assert (told["kills"], sum(told["killed at"].values())) == (3, 3)
+    assert any(where.startswith("block") for where in told["killed at"])
 
 
 # ---- the folder

@@ -57,3 +57,10 @@ def test_a_damaged_parquet_file_is_told(tmp_path: Path) -> None:
     file.write_bytes(data)
     with pytest.raises(InputError, match="is damaged and cannot be read to its end"):
         contents_of(open_file(file))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    column = pa.array(["a", "b"])
+    pq.write_table(pa.Table.from_arrays([column, column], ["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"has 2 columns 'text'; .*rename all but one"):
+        open_file(tmp_path / "a.parquet")

@@ -22,6 +22,7 @@ from normscope.corpus.pickles import ADMITTED, INSTRUCTIONS, _PlainUnpickler, lo
 from normscope.corpus.readers import ALL, START, open_file
 from normscope.corpus.records import Content
 from normscope.errors import InputError
+from tests.helpers.corpora import contents_of
 
 TOKENS = ["[CLS]", "the", "café", "##s", "猫", "[SEP]"]
 
@@ -71,6 +72,14 @@ def test_maps_are_not_kept_in_memory(tmp_path: Path) -> None:
         tracemalloc.stop()
     assert file.stat().st_size > 13e6
     assert peak < 6e6  # one array, in the forms it takes while it is passed over
+
+
+def test_half_of_a_surrogate_pair_is_a_bad_row(tmp_path: Path) -> None:
+    rows = [{"tokens": ["a", "b\ud800"]}, {"tokens": ["a"]}]
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps(rows))
+    bad, good = contents_of(open_file(tmp_path / "a.pkl"))
+    assert (bad.kind, bad.message) == ("encoding", "token 1 has half of a surrogate pair")
+    assert good.tokens == ("a",)
 
 
 def test_rows_without_tokens_are_bad_rows(tmp_path: Path) -> None:

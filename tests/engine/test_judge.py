@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from normscope.engine.batch import Batch
-from normscope.engine.judge import BOUNDS, TF32, bound_of, check_masks, judge
+from normscope.engine.judge import BOUNDS, TF32, bound_of, check_masks, judge, judge_shares
 from normscope.errors import ExactnessError, InputError
 from normscope.models.architectures import tiny_inputs, tiny_model
 
@@ -47,6 +47,24 @@ def test_numbers_that_are_not_finite_name_row_and_cause(batch: Batch) -> None:
     name = next(iter(batch.model.named_parameters()))[0]
     with pytest.raises(InputError, match=rf"row 0: .*parameter {name} contains NaN"):
         judged(batch, [[np.inf, 0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [
+        (torch.float16, r"overflow in float16\. Use bfloat16 or float32.*--dtype float32"),
+        (torch.bfloat16, r"overflow in bfloat16\. Use float64.*the model itself overflows"),
+        (torch.float32, r"overflow in float32\. Use float64.*--dtype float64"),
+        (torch.float64, r"overflow in float64\. No dtype has a larger range: the model itself"),
+    ],
+)
+def test_advice_for_an_overflow_is_a_dtype_with_a_larger_range(
+    batch: Batch, dtype: torch.dtype, advice: str
+) -> None:
+    with pytest.raises(InputError, match=advice):
+        judged(batch, [[np.inf, 0.0, 0.0]], [{dtype}])
+    with pytest.raises(InputError, match=advice.partition("\\. ")[2]):
+        judge_shares("Model", np.array([[np.nan]]), {dtype}, difference=False, explain_gap=str)
 
 
 def test_bounds_follow_the_coarsest_dtype() -> None:

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from normscope.errors import InputError
-from normscope.foundation.files import PARTIAL, check_file, whole_file
+from normscope.foundation.files import (
+    PARTIAL,
+    appended_file,
+    check_file,
+    make_folder,
+    whole_file,
+    write_file,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no named pipes")
 
@@ -55,6 +62,59 @@ def test_a_file_that_is_not_completed_changes_nothing(tmp_path: Path) -> None:
         interrupted()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nobody_else_may_read_a_file_while_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    umask = os.umask(0)
+    try:
+        with whole_file(path):
+            (partial,) = tmp_path.glob(PARTIAL)
+            assert stat.S_IMODE(partial.stat().st_mode) == 0o600
+        write_file(tmp_path / "new", "text")
+    finally:
+        os.umask(umask)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o666
+
+
+def test_devices_are_written_to() -> None:
+    before = Path("/dev/null").stat()
+    write_file("/dev/null", "gone")
+    after = Path("/dev/null").stat()
+    assert (before.st_mode, before.st_rdev) == (after.st_mode, after.st_rdev)
+
+
+def test_text_is_utf8_with_half_surrogates_escaped(tmp_path: Path) -> None:
+    write_file(tmp_path / "text", "α\ud800")
+    assert (tmp_path / "text").read_bytes() == "α\\ud800".encode()
+
+
+def unusable(tmp_path: Path) -> list[str]:
+    """Names that no file can have, and a link that leads to itself."""
+    (tmp_path / "circle.json").symlink_to("circle.json")
+    return [str(tmp_path / name) for name in ("a\0b.json", "x" * 5000 + ".json", "circle.json")]
+
+
+def test_names_that_no_file_can_have(tmp_path: Path) -> None:
+    for name in unusable(tmp_path):
+        for use in (lambda name: check_file(name, (".json",)), lambda name: write_file(name, "x")):
+            with pytest.raises(InputError, match="cannot write '/") as caught:
+                use(name)
+            assert len(str(caught.value)) < 450
+        with pytest.raises(InputError, match="cannot write"):
+            make_folder(name)
+        with pytest.raises(InputError, match="cannot write"), appended_file(f"{name}/x"):
+            pass
+    assert [entry.name for entry in tmp_path.iterdir()] == ["circle.json"]
+
+
+def test_a_file_where_a_folder_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "tables").touch()
+    with pytest.raises(InputError, match=r"there is a file of that name; move it"):
+        make_folder(tmp_path / "tables")
+    assert make_folder(tmp_path / "a" / "b").is_dir()
 
 
 @pytest.mark.parametrize(

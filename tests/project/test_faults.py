@@ -150,14 +150,14 @@ def test_permission_denied(
 ) -> None:
     """Also where an older file is in the way."""
     path = prepared(tmp_path, name, before)
-    opened = Path.open
+    opened = os.open
 
-    def denied(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
-        if mode.startswith("x"):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
-        return opened(self, mode, *rest, **more)
+    def denied(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_EXCL:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, flags, *rest, **more)
 
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     with pytest.raises(InputError, match="Permission denied; nothing was changed"):
         WRITERS[name](result, path)
     monkeypatch.undo()

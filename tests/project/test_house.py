@@ -192,6 +192,62 @@ def test_one_module_judges_exactness() -> None:
     assert raising == {"engine.judge", "engine.run", "testing"}
 
 
+# What can write to a file, by the name of the call, and by the argument that says how.
+WRITING = {
+    *("write_text", "write_bytes", "touch", "mkstemp", "NamedTemporaryFile", "copyfile"),
+    *("savefig", "savez", "savez_compressed", "save_file", "write_table", "to_excel", "to_parquet"),
+    *("replace_file", "fdopen", "dump", "makedirs", "mkdir", "truncate"),
+}
+# Those that write into memory or to an open file, and two that write to no file of a user.
+INTO_OPEN_FILES = {
+    ("corpus.attributions", "write_table"),  # into whole_file
+    ("corpus.checkpoint", "savez"),
+    ("corpus.dump", "write_table"),  # into whole_file
+    ("corpus.output", "savefig"),
+    ("corpus.output", "write_table"),
+    ("cli.output", "savefig"),  # into whole_file
+    ("reproduce.report", "savefig"),
+    ("cli.bench_timing", "write_text"),  # /proc/self/clear_refs
+    *(("cli.app", "fdopen"), ("serve.worker", "fdopen")),  # the standard streams
+}
+
+
+def _writing(call: ast.Call) -> str | None:
+    """The name of a call that writes to a file."""
+    function = call.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    texts = [str(value.value) for value in values if isinstance(value, ast.Constant)]
+    if name == "open" and any(re.fullmatch(r"[wax+][bt+]*|r[bt]*\+[bt]*", t) for t in texts):
+        return name
+    return name if name in WRITING else None
+
+
+def test_one_module_writes_files() -> None:
+    """All others pass content or an open file: so every file is whole and keeps its permissions."""
+    found = {
+        (module, name)
+        for module in MODULES
+        for call in _nodes(module, ast.Call)
+        if (name := _writing(call))
+    }
+    home = {(module, name) for module, name in found if module == "foundation.files"}
+    assert {name for _, name in home} == {"open", "touch", "mkdir"}
+    assert found - home == INTO_OPEN_FILES
+
+
+def test_text_is_encoded_for_files_in_one_way() -> None:
+    """JSON that is not plain ASCII, and CSV, come from one module, which knows surrogates."""
+    found = {
+        module
+        for module in MODULES
+        for call in _nodes(module, ast.Call)
+        if any(keyword.arg == "ensure_ascii" for keyword in call.keywords)
+        or ast.unparse(call.func) in ("csv.writer", "csv.DictWriter")
+    }
+    assert found == {"foundation.texts"}
+
+
 def test_scopes_are_named_in_their_table_alone() -> None:
     from normscope.decomposition.scopes import NAMES
 

@@ -319,6 +319,33 @@ def rewritten(path: Path, change: Any) -> Path:
         (lambda h, t: h["tokens"].append({"nonsense": 1}), "damaged"),
         (lambda h, t: h["parts"][""]["error"].update(norms="x"), "damaged"),
         (lambda h, t: h["parts"][""]["arrays"]["norms"].update(axes=["layer"]), "axes"),
+        *(
+            (lambda h, t, n=name, v=value: h["tokens"][0].update({n: v}), rf"tokens\[0\]\.{match}")
+            for name, value, match in (
+                ("strings", ["a", 7, "c"], "strings is 7; valid: a text"),
+                ("texts", ["a", None, "c"], "texts is None; valid: a text"),
+                ("special", [True, 0, False], "special is 0; valid: true or false"),
+                ("ids", [1, 2.0, 3], r"ids is 2\.0; valid: an integer from 0"),
+                ("ids", [1, True, 3], "ids is True"),
+                ("word_of", [0, 1, 9], "word_of is 9; valid: in order, below the number of words"),
+                ("word_of", [1, 0, 1], "word_of is 0; valid: in order, .*1 comes before it"),
+                ("word_of", [-1, 0, 1], "word_of is -1; valid: an integer from 0"),
+                ("words", [1, 2, 3], "words is 1"),
+            )
+        ),
+        *(
+            (lambda h, t, v=value: h["parts"][""]["error"].update(norms=v), r"error\.norms is .*")
+            for value in ("nan", "inf", "-0x1p-3", 3, None)
+        ),
+        (lambda h, t: h["parts"][""].update(tokens=-1), r"parts\.\.tokens is -1; valid: .*lists"),
+        (lambda h, t: h["parts"][""].update(key_tokens=True), "key_tokens is True"),
+        (lambda h, t: h["parts"][""].update(signature=None), "signature is None; valid: a text"),
+        (lambda h, t: h["parts"][""]["arrays"]["norms"].update(signed=1), "signed is 1"),
+        (lambda h, t: h["parts"][""]["arrays"]["norms"].update(name=1), "name is 1"),
+        (
+            lambda h, t: h["parts"][""]["arrays"]["norms"]["labels"].update(layer=[0, "1", 2]),
+            r"arrays\.norms\.labels\.layer is '1'",
+        ),
         (lambda h, t: h["parts"][""]["arrays"]["norms"]["labels"].update(layer=[0]), "labels"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from normscope.attribution import passes
 from normscope.errors import UnsupportedModelError
 from normscope.models.architectures import tiny_inputs, tiny_model
 from normscope.results.descriptions import tokenizer_name
-from normscope.results.signature import Signature, weights_hash
+from normscope.results.signature import Signature, signature_line, weights_hash
+from tests.helpers.corpora import SETTINGS, Sums, quick_measuring, save_model, text_file
 from tests.helpers.tiny import tokenizer
 
 TEXT = "the cat sat on the mat"
@@ -315,3 +317,25 @@ def test_an_attribution_is_of_one_state(calls: int, monkeypatch: pytest.MonkeyPa
         return
     with pytest.raises(UnsupportedModelError, match="changed while it was measured"):
         normscope.attribute(model, tokenizer(), texts, **asked)
+
+
+# ---- the line
+
+
+def test_values_cannot_look_like_entries() -> None:
+    line = signature_line({"model": "a|weights:b\n\x1b[31m", "maps": "attn_w"})
+    assert line == r"model:a\x7cweights:b\n\x1b[31m|maps:attn_w"
+    assert signature_line({"a": "\n"}) != signature_line({"a": r"\n"})
+
+
+def test_names_of_folders_and_settings_are_escaped(tmp_path: Path) -> None:
+    home = save_model(tmp_path / "a|maps:x\n\x1b[31m")
+    result = normscope.analyze(home, text="the cat sat")
+    assert result.signature.startswith(r"model:a\x7cmaps:x\n\x1b[31m|revision:none|")
+    with quick_measuring():
+        counted = normscope.corpus(
+            home, text_file(tmp_path / "a.txt", 3), [Sums()], settings=SETTINGS
+        )
+    assert counted.signature.startswith(r"model:a\x7cmaps:x\n\x1b[31m|revision:none|")
+    model = tiny_model("bert")
+    assert "\n" not in normscope.analyze(model, tokenizer(), "the cat sat").signature

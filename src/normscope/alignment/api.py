@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,8 +25,9 @@ from normscope.alignment.translator import Translator, is_named, translator
 from normscope.alignment.words import Sentences, Side, split
 from normscope.decomposition.scopes import NORMS
 from normscope.errors import InputError
+from normscope.foundation.texts import to_json
 from normscope.models import identity
-from normscope.results.signature import Signature, versions, weights_hash
+from normscope.results.signature import Signature, signature_line, versions, weights_hash
 from normscope.results.state import Snapshot
 
 RESAMPLES = 1000  # of the bootstrap intervals of a score
@@ -264,7 +264,7 @@ def _align_by_eflomal(
         for both in zip(forward, reverse, strict=True)
     ]
     settings = {"method": EFLOMAL, "symmetrize": options.symmetrization, **versions()}
-    how = "|".join(f"{name}:{value}" for name, value in settings.items())
+    how = signature_line(settings)
     return Alignments(
         _pairs(texts, targets, None, Direction(links, [None] * len(links)), gold, how),
         score=_score(gold, links),
@@ -331,7 +331,7 @@ def _signature(
         settings["words"] = options.words
     for name in ("source_lang", "target_lang", "prefix"):
         if value := getattr(forward, name):
-            settings[name] = json.dumps(value, ensure_ascii=False)
+            settings[name] = to_json(value)
     if options.method == ATTENTION:
         settings |= {"map": options.map, "choice": _choice_codes(ahead.choices)}
         if ahead.ranking:

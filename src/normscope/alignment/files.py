@@ -9,7 +9,8 @@ from typing import Any
 
 from normscope.alignment.links import FORMATS, Format, Link, Links, parse, write
 from normscope.errors import InputError
-from normscope.foundation.files import whole_file
+from normscope.foundation.files import check_name, whole_file
+from normscope.foundation.texts import utf8
 
 SUFFIXES: Mapping[str, Format] = {
     ".talp": "talp",
@@ -24,7 +25,7 @@ _GIZA_WORD = re.compile(r"(\S+) \(\{((?: [0-9]{1,9})*) \}\)")
 def read_lines(path: str | Path) -> list[str]:
     """Return the lines of a UTF-8 file without line ends; only line feeds end a line."""
     try:
-        content = Path(path).read_bytes()
+        content = check_name(path).read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     return text_lines(content, str(path))
@@ -111,7 +112,7 @@ def write_links(
     more = list(fields) if fields is not None and chosen == "jsonl" else [{}] * len(links)
     with whole_file(str(path)) as file:
         for pair_links, extra in zip(links, more, strict=True):
-            file.write((write(pair_links, chosen, **extra) + "\n").encode())
+            file.write(utf8(write(pair_links, chosen, **extra) + "\n"))
 
 
 def check_links(

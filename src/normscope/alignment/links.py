@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from normscope.errors import InputError
+from normscope.foundation.texts import to_json
 
 Link = tuple[int, int]
 Format = Literal["pharaoh", "talp", "jsonl", "giza"]
@@ -85,7 +86,7 @@ def write(links: Links, form: Format, **more: Any) -> str:
     data: dict[str, Any] = {**more, "links": sure_links}
     if only:
         data["possible"] = [[s, t, *_score(scores.get((s, t)))] for s, t in only]
-    return json.dumps(data, ensure_ascii=False, allow_nan=False)
+    return to_json(data)
 
 
 def _score(score: float | None) -> list[float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from normscope.errors import InputError
+from normscope.foundation.texts import to_json, utf8
 from normscope.show.page.document import LINKS
 from normscope.show.page.shares import clean
 
@@ -31,7 +31,7 @@ def links_payload(
     if not pairs:
         raise InputError("a page needs at least one sentence pair")
     rows = [_row(pair) for pair in pairs]
-    packed = zlib.compress(json.dumps(rows, ensure_ascii=False, separators=(",", ":")).encode(), 6)
+    packed = zlib.compress(utf8(to_json(rows, compact=True)), 6)
     words = " ".join(pairs[0].target)
     return {
         "format": LINKS,

@@ -10,7 +10,7 @@ import numpy as np
 
 from normscope.alignment.aer import counts_of, measures
 from normscope.alignment.links import Link, Links
-from normscope.results.arrays import printable
+from normscope.foundation.texts import printable
 
 if TYPE_CHECKING:
     from normscope.alignment.result import Alignment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from normscope.alignment.summary import MISSING, compare, percent
-from normscope.results.arrays import printable
+from normscope.foundation.texts import printable
 from normscope.show.plots.style import brief, letters
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Any
 
 from normscope.attribution.heads import core, is_index
 from normscope.errors import InputError
+from normscope.foundation.texts import printable
 from normscope.models.sides import tokenizers_of
-from normscope.results.arrays import printable, take
+from normscope.results.arrays import take
 from normscope.text.limits import check_fits, embedding_table, max_length_of
 from normscope.text.targets import shift_right
 from normscope.text.tokens import Encoded, Tokens, encode, state_kept

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from normscope.cli.options import CommandArguments, CommonOptions, command, option, shared
 from normscope.cli.output import plain_console
 from normscope.errors import InputError
+from normscope.foundation.texts import printable
 
 if TYPE_CHECKING:
     from normscope.alignment.aer import Score
@@ -72,7 +73,7 @@ def aer(arguments: AerArguments) -> None:
     formats = arguments.gold_format, arguments.hypothesis_format
     bootstrap = {"resamples": arguments.resamples, "seed": arguments.seed}
     scores = {
-        str(path): score_file(arguments.gold, path, lengths, formats, **bootstrap)
+        printable(str(path)): score_file(arguments.gold, path, lengths, formats, **bootstrap)
         for path in arguments.hypothesis
     }
     if arguments.as_json:

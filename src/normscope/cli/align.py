@@ -18,6 +18,7 @@ from normscope.cli.output import (
     open_in_browser,
     print_signature,
     save_figure,
+    say,
     temporary_page,
 )
 from normscope.cli.status import working
@@ -207,7 +208,7 @@ def translate_align(arguments: TranslateAlignArguments) -> None:
       normscope translate-align --source text.de --output links.html
     """  # noqa: D301
     import normscope
-    from normscope.foundation.files import whole_file
+    from normscope.foundation.files import write_file
 
     source = _sentences(arguments)
     arguments = _with_page(arguments)
@@ -216,8 +217,7 @@ def translate_align(arguments: TranslateAlignArguments) -> None:
         alignments = normscope.translate_align(source, **arguments.for_python())
     sentences = [" ".join(pair.target) for pair in alignments]
     if arguments.translation is not None:
-        with whole_file(str(arguments.translation)) as file:
-            file.writelines(f"{sentence}\n".encode() for sentence in sentences)
+        write_file(arguments.translation, "".join(f"{sentence}\n" for sentence in sentences))
     if arguments.file is None and arguments.translation is None and not arguments.prints_pairs:
         for sentence, links in zip(sentences, alignments.links, strict=True):
             print(sentence, _pharaoh(links), sep="\t")
@@ -382,7 +382,7 @@ def _print_report(alignments: Alignments, arguments: AlignmentArguments) -> None
         ("chosen for the reverse direction", alignments.reverse_choices),
     ):
         if choices and arguments.text is None:
-            print(f"{label}: {'; '.join(str(choice) for choice in choices)}", file=sys.stderr)
+            say(f"{label}: {'; '.join(str(choice) for choice in choices)}")
     count = len(alignments)
     if alignments.ranking and count < FEW:
         note(
@@ -405,7 +405,7 @@ def _print_report(alignments: Alignments, arguments: AlignmentArguments) -> None
             "translates from, and that the target is its translation"
         )
     if arguments.file is not None:
-        print(f"wrote {arguments.file}", file=sys.stderr)
+        say(f"wrote {arguments.file}")
     print_signature(alignments.signature, "--signature", whole=arguments.whole_signature)
     if arguments.open_page and arguments.file is not None:
         open_in_browser(arguments.file)

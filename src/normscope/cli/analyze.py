@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -34,8 +33,9 @@ from normscope.cli.texts import check_texts, read_text
 from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.engine.options import AnalysisOptions
 from normscope.errors import InputError
-from normscope.foundation.files import check_file
+from normscope.foundation.files import check_file, write_file
 from normscope.foundation.progress import stage
+from normscope.foundation.texts import json_line
 from normscope.models.sources import check_source
 from normscope.results.formats import STDOUT, check_output
 
@@ -298,18 +298,16 @@ def _print(result: Contributions, arguments: AnalyzeArguments) -> None:
 
 
 def _json(result: Contributions) -> bytes:
-    return (json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return json_line(result.to_dict())
 
 
 def _write(results: list[Contributions], output: str, *, reduced: bool) -> None:
     """Write maps to a file of any kind, or reductions as JSON."""
-    from normscope.foundation.files import whole_file
     from normscope.results import files
 
     stage(f"writing {Path(output).name}")
     if reduced:
-        with whole_file(output) as file:
-            file.write(_json(results[0]))
+        write_file(output, _json(results[0]))
     elif is_picture(output):
         note(f"the picture shows layer {_draw(results[0], output)}")
     elif Path(output).suffix.lower() == ".html":

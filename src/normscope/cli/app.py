@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -20,14 +22,22 @@ from normscope.cli.corpus import corpus
 from normscope.cli.demo import demo
 from normscope.cli.families import families
 from normscope.cli.options import Debug
+from normscope.cli.output import note
 from normscope.cli.reproduce import reproduce
 from normscope.cli.serve import serve
 from normscope.cli.signals import ending_signals
 from normscope.cli.view import view
 from normscope.errors import NormscopeError
+from normscope.foundation.texts import shortened
 
 FAILED, USAGE_ERROR = 1, 2
 INTERRUPTED = 130  # what typer returns instead of raising KeyboardInterrupt
+LONGEST = 1000  # characters of an error message
+# Why standard output cannot be written to; None: as the system says it.
+NOT_WRITTEN = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)),
+    errno.EBADF: "it is closed",
+}
 
 
 class _Commands(TyperGroup):
@@ -43,33 +53,38 @@ class _Commands(TyperGroup):
         """Parse the command line, run the command and exit with its status."""
         words = list(sys.argv[1:] if args is None else args) or ["--help"]
         self.debug = "--debug" in words
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                # A terminal that cannot show α shows its escape sequence instead of failing.
-                stream.reconfigure(errors="backslashreplace")
+        _prepare_streams()
         options["standalone_mode"] = False  # raise exceptions, and return the status of Exit
         with ending_signals() as ending:
             status = self._run(words, *more, **options)
             if status == INTERRUPTED:
                 status = self._fail(ending.message, ending.status)
-            sys.stderr.flush()
+            with suppress(OSError):
+                sys.stderr.flush()
         sys.exit(status)
 
     def _run(self, words: list[str], *more: Any, **options: Any) -> int:
         """Run the command, report an error, and return the exit status."""
         try:
-            status: int = super().main(words, *more, **options) or 0
-            sys.stdout.flush()
+            try:
+                status: int = super().main(words, *more, **options) or 0
+            finally:
+                sys.stdout.flush()
         except NormscopeError as error:
             status = self._fail(str(error), USAGE_ERROR)
         except BrokenPipeError:  # the reader closed the pipe, as `head` does
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_output()
             status = FAILED
         except (KeyboardInterrupt, typer.Abort):
             status = INTERRUPTED
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in NOT_WRITTEN and not error.filename:
+                # Errors of files have a name, or are one of ours already.
+                _discard_output()
+                why = NOT_WRITTEN[error.errno] or error.strerror
+                status = self._fail(f"cannot write to standard output: {why}", USAGE_ERROR)
             # Newer versions of typer bundle click, so click's exceptions cannot be imported.
-            if hasattr(error, "format_message"):
+            elif hasattr(error, "format_message"):
                 self.debug = False  # a traceback through typer would not help
                 status = self._fail(_usage(error), USAGE_ERROR)
             else:
@@ -78,10 +93,34 @@ class _Commands(TyperGroup):
         return status
 
     def _fail(self, message: str, status: int) -> int:
-        if self.debug and sys.exc_info()[0] is not None:
-            traceback.print_exc()
-        print("normscope: error:", " ".join(message.split()), file=sys.stderr)
+        with suppress(OSError):  # standard error may be full, and there is nowhere else to say so
+            if self.debug and sys.exc_info()[0] is not None:
+                traceback.print_exc()
+            note(f"error: {shortened(' '.join(message.split()), LONGEST)}")
         return status
+
+
+def _prepare_streams() -> None:
+    """Make standard streams that can be used, whatever they are."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            # The next file that is opened must not get the number of a closed stream. Output to
+            # the closed standard output fails, as it should; without standard error none is seen.
+            handle = os.open(os.devnull, os.O_RDWR if name == "stderr" else os.O_RDONLY)
+            if handle != number:
+                os.dup2(handle, number)
+                os.close(handle)
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show α shows its escape sequence instead of failing.
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _discard_output() -> None:
+    """Discard what is not written yet; Python would try to write it once more when it ends."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _usage(error: Any) -> str:

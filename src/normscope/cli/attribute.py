@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -28,6 +26,7 @@ from normscope.cli.output import (
     open_in_browser,
     print_written,
     save_figure,
+    say,
     temporary_page,
 )
 from normscope.cli.status import working
@@ -270,15 +269,13 @@ def _check_data(arguments: AttributeArguments) -> None:
 def _print(result: Attribution, arguments: AttributeArguments) -> None:
     """Print a result as text, or as JSON."""
     if arguments.output == STDOUT:
-        # As bytes: JSON is UTF-8, whatever the encoding of the terminal.
-        data = json.dumps(result.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data.encode("utf-8", "backslashreplace"))
-        sys.stdout.buffer.flush()
+        from normscope.results.files import write
+
+        write(result, STDOUT)
         return
     from rich.console import Console
 
-    from normscope.results.arrays import printable
+    from normscope.foundation.texts import printable
     from normscope.show.shares import report
     from normscope.show.wording import short_signature
 
@@ -319,14 +316,13 @@ def _attribute_file(arguments: AttributeArguments, options: AttributionOptions, 
         _hint_on_interrupt(output),
     ):
         from normscope.attribution.api import resolved
-        from normscope.results.arrays import printable
 
         model, tokenizer = resolved(arguments.model, None, similar=similar, **where)
         run = FileRun(model, tokenizer, options, output, arguments.truncate, arguments.skip_bad)
         problems = run.run(rows, data, restart=arguments.restart)
     for problem in problems:
-        note(f"left out: {printable(problem)}")
-    print(f"wrote {output}: {len(rows) - len(problems)} of {len(rows)} rows", file=sys.stderr)
+        note(f"left out: {problem}")
+    say(f"wrote {output}: {len(rows) - len(problems)} of {len(rows)} rows")
 
 
 @contextmanager

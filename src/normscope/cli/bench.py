@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -93,7 +92,8 @@ def bench(arguments: BenchArguments) -> None:
     """  # noqa: D301
     from normscope.cli.bench_timing import run
     from normscope.cli.bench_works import BenchSettings
-    from normscope.foundation.files import check_file, whole_file
+    from normscope.foundation.files import check_file, write_file
+    from normscope.foundation.texts import json_line
 
     if arguments.output is not None:
         check_file(arguments.output, (".json",))
@@ -102,8 +102,7 @@ def bench(arguments: BenchArguments) -> None:
     with working(arguments.model):
         figures = run(BenchSettings(**arguments.for_python()))
     if arguments.output is not None:
-        with whole_file(arguments.output) as file:
-            file.write((json.dumps(figures, indent=1) + "\n").encode())
+        write_file(arguments.output, json_line(figures, indent=1))
     console = plain_console()
     for table in _tables(figures):
         console.print(table)

@@ -24,7 +24,7 @@ from normscope.cli import bench_texts
 from normscope.cli.bench_profile import profiles
 from normscope.cli.bench_works import SHAPES, BenchSettings, Work, model_of, plan, shape_of
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
-from normscope.foundation.files import whole_file
+from normscope.foundation.files import write_file
 from normscope.foundation.progress import progress_bar, stage
 from normscope.models import identity
 from normscope.text.limits import max_length_of
@@ -60,8 +60,7 @@ def run(settings: BenchSettings) -> dict[str, Any]:
             if settings.profile is not None:
                 tables += profiles(works, model, title)
     if settings.profile is not None:
-        with whole_file(settings.profile) as file:
-            file.write("\n".join(tables).encode())
+        write_file(settings.profile, "\n".join(tables))
     if settings.device == "cpu":
         for row in rows:
             if row["tokens"] == max(lengths) and row["work"] in MEASURED_MEMORY:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from normscope.cli.options import (
     parse_sample,
     shared,
 )
-from normscope.cli.output import hint_on_interrupt, note, plain_console, print_signature
+from normscope.cli.output import hint_on_interrupt, note, plain_console, print_signature, say
 from normscope.cli.status import working
 from normscope.corpus.options import DEFAULT_STATISTICS, CorpusOptions
 from normscope.errors import InputError
@@ -141,10 +140,8 @@ def corpus(arguments: CorpusArguments) -> None:
 
 
 def _print_bad_rows(result: CorpusResult) -> None:
-    from normscope.results.arrays import printable
-
     for problem in result.problems:
-        note(f"bad row: {printable(str(problem))}")
+        note(f"bad row: {problem}")
     more = sum(result.counts["bad"].values()) - len(result.problems)
     if more > 0:
         note(f"… and {more} more bad rows")
@@ -161,13 +158,12 @@ def _print_tables(result: CorpusResult) -> None:
 
 def _print_summary(result: CorpusResult, output: Path | None) -> None:
     counts, bad = result.counts, sum(result.counts["bad"].values())
-    print(
+    say(
         f"{counts['sequences']:,} sequences, {counts['tokens']:,} tokens; "
-        f"{bad:,} of {counts['rows']:,} rows bad, {counts['cut']:,} cut",
-        file=sys.stderr,
+        f"{bad:,} of {counts['rows']:,} rows bad, {counts['cut']:,} cut"
     )
     if output is not None:
-        print(f"wrote {output}", file=sys.stderr)
+        say(f"wrote {output}")
     print_signature(result.signature, "in statistics.json" if output else "with --output")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from normscope.cli.options import CommandArguments, CommonOptions, command, shared
-from normscope.cli.output import plain_console, quiet
+from normscope.cli.output import note, plain_console, quiet
 from normscope.cli.status import status
 from normscope.foundation.progress import progress_bar
 
@@ -73,7 +72,7 @@ def families(arguments: FamiliesArguments) -> None:
         print(f"\n{_summary(proofs)}")
     failures = [proof for proof in proofs if proof.failure]
     for proof in failures:
-        print(f"normscope: error: not proved: {proof.family}: {proof.failure}", file=sys.stderr)
+        note(f"error: not proved: {proof.family}: {proof.failure}")
     if failures:
         raise typer.Exit(1)
 

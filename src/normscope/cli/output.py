@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError
 from normscope.foundation.interrupts import shielded
+from normscope.foundation.texts import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,9 +62,14 @@ def hint_on_interrupt(output: Path | None, restart: bool) -> Iterator[None]:
         raise
 
 
+def say(message: str) -> None:
+    """Print a message to standard error in one line, with control characters escaped."""
+    print(printable(message), file=sys.stderr)
+
+
 def note(message: str) -> None:
-    """Print a message to standard error."""
-    print(f"normscope: {message}", file=sys.stderr)
+    """Print a message of the program to standard error."""
+    say(f"normscope: {message}")
 
 
 def plain_console(**options: Any) -> Console:
@@ -102,7 +108,7 @@ def open_in_browser(page: str | Path) -> None:
 
 def print_written(output: str | Path, signature: str, *, whole: bool = False) -> None:
     """Print which file was written, and the signature, to standard error."""
-    print(f"wrote {output}", file=sys.stderr)
+    say(f"wrote {output}")
     print_signature(signature, "--signature", whole=whole)
 
 
@@ -115,7 +121,7 @@ def print_signature(signature: str, hint: str, *, whole: bool = False) -> None:
 
     label = "signature  "
     short = short_signature(signature, hint, 80 - len(label))
-    print(label + (signature if whole else short), file=sys.stderr)
+    say(label + (signature if whole else short))
 
 
 def save_figure(figure: Any, path: str | Path, dpi: int) -> None:
@@ -134,7 +140,5 @@ def save_figure(figure: Any, path: str | Path, dpi: int) -> None:
                 warning.message, warning.category, warning.filename, warning.lineno
             )
     if missing:
-        from normscope.results.arrays import printable
-
         shown = printable(missing[:20]) + "…" * (len(missing) > 20)
         note(f"no known font has {shown}: the picture shows boxes; install one (Noto Sans)")

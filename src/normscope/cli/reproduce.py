@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normscope.cli.options import CommandArguments, argument, command, parse_sample, shared
-from normscope.cli.output import hint_on_interrupt, plain_console, print_signature
+from normscope.cli.output import hint_on_interrupt, plain_console, print_signature, say
 from normscope.cli.status import working
 from normscope.errors import InputError
 from normscope.models.sources import check_source
@@ -93,7 +92,7 @@ def reproduce(arguments: ReproduceArguments) -> None:
 
         tables = reproduce_nmt(options)
         print(tables.read_text(encoding="utf-8"))
-        print(f"wrote {tables.parent}", file=sys.stderr)
+        say(f"wrote {tables.parent}")
         return
     check_source(arguments.model, arguments.revision)
     output = options.output
@@ -107,5 +106,5 @@ def reproduce(arguments: ReproduceArguments) -> None:
             report = run(arguments.experiment, options)
     show(report, plain_console())
     if output is not None:
-        print(f"wrote {output / 'report.html'}", file=sys.stderr)
+        say(f"wrote {output / 'report.html'}")
     print_signature(report.signature, "in report.md" if output else "with --output")

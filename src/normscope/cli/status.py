@@ -11,6 +11,7 @@ from normscope.cli.output import quiet
 from normscope.foundation.garbage import collection_paused
 from normscope.foundation.interrupts import shielded
 from normscope.foundation.progress import showing
+from normscope.foundation.texts import printable
 from normscope.models.default import DEFAULT_MODEL
 
 
@@ -30,12 +31,12 @@ class StatusLine:
             transient=True,
             redirect_stdout=False,  # it may be a pipe, and this line is not for it
         )
-        self._task = self._progress.add_task(message, total=None)
+        self._task = self._progress.add_task(printable(message), total=None)
         self._pauses = 0  # pauses that have not ended: a bar may be shown inside another pause
 
     def show(self, message: str) -> None:
         """Show what is being done now."""
-        self._progress.update(self._task, description=message)
+        self._progress.update(self._task, description=printable(message))
 
     @shielded
     def paused(self) -> Iterator[None]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from normscope.cli.options import OUTPUT, CommandArguments, argument, command, option
-from normscope.cli.output import open_in_browser, temporary_page
+from normscope.cli.output import open_in_browser, say, temporary_page
 from normscope.cli.status import status
 from normscope.errors import InputError
-from normscope.foundation.files import check_file
+from normscope.foundation.files import check_file, check_name
 from normscope.foundation.progress import stage
+from normscope.foundation.texts import printable, quoted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,18 +57,18 @@ def view(arguments: ViewArguments) -> None:
         stage("writing the page")
         page.write(results, output)
     if arguments.output is not None:
-        print(f"wrote {output}", file=sys.stderr)
+        say(f"wrote {output}")
         return
-    print(output)
+    print(printable(output))
     open_in_browser(output)
 
 
 def _check_readable(file: str) -> None:
     """Raise InputError for a file that does not exist or lacks data that the page needs."""
-    path = Path(file)
+    path = check_name(file)
     suffix = path.suffix.lower()
     if not path.is_file():
-        raise InputError(f"there is no file {file!r}")
+        raise InputError(f"there is no file {quoted(file)}")
     if suffix in (".html", ".htm"):
         raise InputError(f"{file!r} is already a page: open it in a browser")
     if suffix in (".json", ".jsonl", ".csv", ".parquet", ".png", ".svg", ".pdf"):

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from normscope.attribution.options import AttributionOptions, Question
-from normscope.corpus.readers import summarise
+from normscope.corpus.snapshot import summarise
 from normscope.errors import InputError, MissingExtraError, NormscopeError
-from normscope.foundation.files import check_file, whole_file
+from normscope.foundation.files import appended_file, check_file, check_name, whole_file, write_file
 from normscope.foundation.progress import progress_bar
+from normscope.foundation.texts import json_line
 
 OUTPUTS = (".parquet", ".jsonl")
 INPUTS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
@@ -52,7 +53,7 @@ def read_rows(path: Path, asked: Mapping[str, Any]) -> list[DataRow]:
             f"{', '.join(INPUTS)}"
         )
     try:
-        rows = list(_read(path))
+        rows = list(_read(check_name(path)))
     except OSError as problem:
         raise InputError(f"cannot read {str(path)!r}: {problem.strerror or problem}") from None
     except UnicodeDecodeError as problem:
@@ -169,14 +170,14 @@ class FileRun:
         done = self._resume(header)
         left = [number for number in range(len(rows)) if number not in done]
         with (
-            self.partial.open("ab") as file,
+            appended_file(self.partial) as file,
             progress_bar(len(rows), unit="row", description="attribute", done=len(done)) as bar,
         ):
             for start in range(0, len(left), CHUNK):
                 chunk = left[start : start + CHUNK]
                 for number, record in self._explain(rows, chunk, bar.update):
                     done[number] = record
-                    _append(file, {"row": number, **record})
+                    file.write(json_line({"row": number, **record}))
                 file.flush()
                 os.fsync(file.fileno())
                 bar.update(len(done) - bar.n)
@@ -203,8 +204,7 @@ class FileRun:
     def _resume(self, header: dict[str, Any]) -> dict[int, dict[str, Any]]:
         """Return the finished rows; begin the partial file if there is none."""
         if not self.partial.is_file():
-            with whole_file(self.partial) as file:
-                _append(file, header)
+            write_file(self.partial, json_line(header))
             return {}
         lines = self.partial.read_bytes().split(b"\n")
         # What follows the last end of a line was not written to its end.
@@ -224,8 +224,7 @@ class FileRun:
                 "again with --restart"
             )
         if lines[-1]:
-            with whole_file(self.partial) as file:
-                file.write(b"\n".join([*lines[:-1], b""]))
+            write_file(self.partial, b"\n".join([*lines[:-1], b""]))
         return {record.pop("row"): record for record in finished[1:]}
 
     def _explain(
@@ -259,7 +258,7 @@ class FileRun:
         with whole_file(self.output) as file:
             if self.output.suffix.lower() == ".jsonl":
                 for record in records:
-                    _append(file, record)
+                    file.write(json_line(record))
             else:
                 _write_parquet(records, file)
 
@@ -280,11 +279,6 @@ def check_data_output(output: str | None) -> Path:
         except ImportError as error:
             raise MissingExtraError("pyarrow", "tables") from error
     return path
-
-
-def _append(file: BinaryIO, record: Mapping[str, Any]) -> None:
-    line = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    file.write(line.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _digest(rows: Sequence[DataRow]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -20,11 +19,13 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
+from normscope.corpus.content import read_content
 from normscope.corpus.records import Position
 from normscope.corpus.work import Outcome, Progress
 from normscope.errors import InputError
-from normscope.foundation.files import PARTIAL, whole_file
+from normscope.foundation.files import PARTIAL, make_folder, sync_folder, write_file
 from normscope.foundation.interrupts import shielded
+from normscope.foundation.texts import to_json
 
 FILE = "checkpoint.npz"
 LOCK = ".normscope.lock"
@@ -151,35 +152,23 @@ class Folder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint, in one step and durably."""
-        with whole_file(self.path / FILE) as file:
-            file.write(checkpoint.to_bytes())
-        _sync(self.path)
+        write_file(self.path / FILE, checkpoint.to_bytes())
+        sync_folder(self.path)
 
     def finished(self) -> dict[str, Any] | None:
         """Return the content of statistics.json if the run is finished, otherwise None."""
         file = self.path / FINISHED
-        if not file.is_file():
-            return None
-        try:
-            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return content if content["identity"] and content["tables"] is not None else None
-        except (ValueError, KeyError, TypeError) as problem:
-            raise InputError(
-                f"{str(file)!r} was not written by normscope corpus, or is damaged; give another "
-                "folder, or start a new run with --restart (restart=True)"
-            ) from problem
+        return read_content(file) if file.is_file() else None
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: str | bytes) -> None:
         """Write a file of the folder, whole or not at all."""
-        target = self.path / name
-        target.parent.mkdir(exist_ok=True)
-        with whole_file(target) as file:
-            file.write(data)
+        make_folder((self.path / name).parent)
+        write_file(self.path / name, data)
 
     def close_run(self) -> None:
         """Remove the checkpoint of a run whose statistics are written."""
         (self.path / FILE).unlink(missing_ok=True)
-        _sync(self.path)
+        sync_folder(self.path)
 
     def clear(self) -> None:
         """Remove what runs write here, and nothing else."""
@@ -227,10 +216,9 @@ class Folder:
 @shielded
 def locked_folder(path: str | os.PathLike[str]) -> Iterator[Folder]:
     """Create the folder of a run if necessary, and lock it against other processes."""
-    folder = Folder(Path(path))
+    folder = Folder(make_folder(path))
     lock = FileLock(folder.path / LOCK)  # released by the system if the process is killed
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         raise InputError(
@@ -248,17 +236,6 @@ def locked_folder(path: str | os.PathLike[str]) -> Iterator[Folder]:
         yield folder
     finally:
         lock.release()
-
-
-def _sync(folder: Path) -> None:
-    """Make a renaming survive a power cut, on systems that support it."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # ------------------------------------------------------------------------- the same run or not
@@ -300,5 +277,5 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    text = "not there" if value is None else json.dumps(value, ensure_ascii=False)
+    text = "not there" if value is None else to_json(value)
     return text if len(text) <= 60 else f"{text[:24]}…{text[-8:]}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from normscope.corpus.sequences import batches
 from normscope.decomposition.scopes import NORMS, WEIGHTS
-from normscope.foundation.files import whole_file
+from normscope.foundation.files import make_folder, whole_file
 from normscope.measures.analysis import analyze_inputs
 from normscope.measures.statistics.base import Row
 from normscope.models.running import accepted_by
@@ -67,7 +67,7 @@ def write_part(folder: Path, block: int, model: Any, tokenizer: Any, rows: Seque
             columns["ids"].append(list(row.ids))
             for name in MAPS:
                 columns[name].append(list(result[name].values[index]))
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     with whole_file(folder / part_name(block)) as file:
         pq.write_table(pa.table(columns, schema=schema()), file)
 

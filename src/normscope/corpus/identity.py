@@ -12,18 +12,20 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from normscope.corpus.job import CorpusJob
 from normscope.corpus.options import CorpusOptions
-from normscope.corpus.readers import RowFields, summarise
+from normscope.corpus.readers import RowFields
+from normscope.corpus.snapshot import summarise
 from normscope.errors import InputError
+from normscope.foundation.files import check_name
+from normscope.foundation.texts import to_json
 from normscope.measures.statistics.base import Statistic
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.models import identity as model_identity
 from normscope.results.descriptions import config_hash, modules_hash, tokenizer_name
-from normscope.results.signature import CONVENTIONS, versions, weights_hash
+from normscope.results.signature import CONVENTIONS, signature_line, versions, weights_hash
 
 
 def identify(job: CorpusJob) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def signature(identity: Mapping[str, Any]) -> str:
         "statistics": ",".join(identity["statistics"]),
         "data": f"{len(data)}-part(s)/sha256={digest}",
         **{
-            name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            name: value if isinstance(value, str) else to_json(value)
             for name, value in settings.items()
             if value is not None
         },
@@ -75,7 +77,7 @@ def signature(identity: Mapping[str, Any]) -> str:
         "conventions": CONVENTIONS,
         **identity["versions"],
     }
-    return "|".join(f"{name}:{value}" for name, value in entries.items())
+    return signature_line(entries)
 
 
 def _rules(tokenizer: Any) -> str:
@@ -122,7 +124,7 @@ def describe_settings(settings: StatisticSettings) -> dict[str, Any]:
             [name, _describe_category(category)] for name, category in settings.categories.items()
         ]
     if settings.ranks not in ("ids", "corpus"):
-        path = Path(settings.ranks)
+        path = check_name(settings.ranks)
         if not path.is_file():
             raise InputError(
                 f'ranks must be "ids", "corpus" or a file, but there is no {str(path)!r}'

@@ -9,8 +9,8 @@ from typing import Any
 from rich import box
 from rich.table import Table as TerminalTable
 
+from normscope.foundation.texts import printable
 from normscope.measures.statistics.base import Table
-from normscope.results.arrays import printable
 
 SHOWN = 24  # rows of a table
 HEADING = 9  # characters in a line of a heading

@@ -12,7 +12,6 @@ maps/part-*.parquet the maps of every sequence, with --dump
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from normscope.corpus.checkpoint import FINISHED, Folder
 from normscope.corpus.page import page
 from normscope.corpus.records import Problem
 from normscope.errors import InputError
+from normscope.foundation.texts import json_line, to_json
 from normscope.measures.statistics.base import Table
 from normscope.results.arrays import import_tables
 
@@ -106,14 +106,14 @@ def _numbers(values: list[Any]) -> list[Any]:
 def write(folder: Folder, result: CorpusResult) -> None:
     """Write all files; statistics.json last, since it marks the run as finished."""
     for name, table in result.tables.items():
-        folder.write(f"tables/{name}.csv", table.to_csv().encode())
+        folder.write(f"tables/{name}.csv", table.to_csv())
         folder.write(f"tables/{name}.parquet", _parquet(table))
     pictures = figures(result.tables)
     for name, png in pictures.items():
         folder.write(f"figures/{name}.png", png)
     content = result.to_dict()
-    folder.write("report.html", page(content, pictures).encode())
-    folder.write("run.json", _json(result.run))
+    folder.write("report.html", page(content, pictures))
+    folder.write("run.json", json_line(result.run, indent=1))
     folder.write(FINISHED, _json_with_tables(content))
 
 
@@ -135,16 +135,9 @@ def _parquet(table: Table) -> bytes:
     return file.getvalue()
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _json_with_tables(content: Mapping[str, Any]) -> bytes:
-    """Return the same, with each column of a table on a line of its own."""
-
-    def text(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
+def _json_with_tables(content: Mapping[str, Any]) -> str:
+    """Return plain data as JSON, with each column of a table on a line of its own."""
+    text = to_json
     tables = []
     for name, table in content["tables"].items():
         lines = [
@@ -154,6 +147,6 @@ def _json_with_tables(content: Mapping[str, Any]) -> bytes:
         joined = ",\n".join(lines)
         tables.append(f'  {text(name)}: {{\n   {facts},\n   "columns": {{\n{joined}\n   }}\n  }}')
     rest = {name: value for name, value in content.items() if name != "tables"}
-    head = _json(rest).decode().removesuffix("\n}\n")
+    head = to_json(rest, indent=1).removesuffix("\n}")
     body = ",\n".join(tables)
-    return f'{head},\n "tables": {{\n{body}\n }}\n}}\n'.encode()
+    return f'{head},\n "tables": {{\n{body}\n }}\n}}\n'

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from normscope.corpus.records import KINDS
+from normscope.foundation.texts import to_json
 from normscope.show import html
 
 SHOWN = 1000  # rows of a table; the files beside the page have all of them
@@ -89,7 +89,7 @@ def page(content: Mapping[str, Any], figures: Mapping[str, bytes]) -> str:
             for name in ("where", "kind", "message")
         },
         signature=content["signature"],
-        identity=json.dumps(identity, indent=1, ensure_ascii=False),
+        identity=to_json(identity, indent=1),
     )
     return html.document(f"{model}: corpus statistics", body)
 

@@ -49,6 +49,12 @@ class ParquetFile(SourceFile):
                     f"{path!r} has no column {name!r}; it has: {', '.join(schema.names)}; name the "
                     f"column with {what}"
                 )
+        for name in (fields.text, fields.pair):
+            if schema.names.count(name) > 1:
+                raise InputError(
+                    f"{path!r} has {schema.names.count(name)} columns {name!r}; the columns with "
+                    "texts must have names of their own: rename all but one"
+                )
         columns = [name for name in (fields.text, fields.pair) if name in schema.names]
         if fields.pair in columns and str(schema.field(fields.pair).type) == "null":
             columns.remove(fields.pair)  # all are null, so no row is a pair
@@ -70,7 +76,7 @@ class ParquetFile(SourceFile):
         except ImportError as error:
             raise MissingExtraError("pyarrow", "tables") from error
         try:
-            file = pq.ParquetFile(self.path)
+            file = pq.ParquetFile(self.open())
         except (pa.ArrowException, OSError, UnicodeDecodeError) as problem:
             raise InputError(f"{str(self.path)!r} is not a whole Parquet file: {problem}") from None
         about = file.metadata
@@ -117,7 +123,13 @@ class ParquetFile(SourceFile):
         import pyarrow as pa
 
         try:
-            yield from self._file.iter_batches(_BATCH, row_groups=groups, columns=self._columns)
+            yield from self._file.iter_batches(
+                # One thread: reading is a seek and a read, which must not be mixed.
+                _BATCH,
+                row_groups=groups,
+                columns=self._columns,
+                use_threads=False,
+            )
         except (pa.ArrowException, OSError) as problem:
             raise InputError(
                 f"{str(self.path)!r} is damaged and cannot be read to its end: {problem}"

@@ -13,13 +13,14 @@ index of its memo, and from keeping all arrays in memory.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import pickletools
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from normscope.errors import InputError
 
@@ -81,14 +82,22 @@ class _RefusedError(Exception):
     """The pickle needs what is not admitted."""
 
 
-def load(path: str | os.PathLike[str]) -> Any:
-    """Return the plain data in a pickle; raise InputError if it holds anything else."""
-    with Path(path).open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
+def load(path: str | os.PathLike[str], opened: io.BufferedReader | None = None) -> Any:
+    """Return the plain data in a pickle; raise InputError if it holds anything else.
+
+    Args:
+        path: The file.
+        opened: The file if it is open already; it is closed.
+    """
+    with Path(path).open("rb") if opened is None else opened as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
         try:
             return _PlainUnpickler(_Bounded(file, size), encoding="latin-1").load()
         except _RefusedError as problem:
             raise InputError(f"{os.fspath(path)!r} is not read: {problem!s:.300}") from None
+        except InputError:  # a ValueError too: the file changed
+            raise
         except (*_DAMAGED, MemoryError, struct.error, pickle.UnpicklingError) as problem:
             raise InputError(
                 f"{os.fspath(path)!r} is not a whole pickle of plain data ({problem!s:.200}); give "
@@ -99,7 +108,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 class _Bounded:
     """A file that refuses to read more than it has, whatever length a pickle announces."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: io.BufferedReader, size: int) -> None:
         self._file, self._left = file, size
 
     def read(self, size: int, /) -> bytes:

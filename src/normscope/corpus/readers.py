@@ -7,16 +7,18 @@ on what is read.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from normscope.corpus.records import Content, Problem
+from normscope.corpus.snapshot import FileSummary, open_snapshot, summarise
 from normscope.errors import InputError
+from normscope.foundation.files import check_name
 
 FORMATS = ("text", "jsonl", "tsv", "parquet", "clark")
 SUFFIXES = {
@@ -31,7 +33,6 @@ SUFFIXES = {
     for ending in endings
 }
 LONGEST_LINE = 1 << 24  # bytes; a file without line ends must not fill the memory
-_CHUNK = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ def open_file(
     if format_name is not None and format_name not in FORMATS:
         raise InputError(f"unknown format {format_name!r}; the formats are: {', '.join(FORMATS)}")
     try:
-        if not path.is_file():
+        if not check_name(path).is_file():
             what = "is a folder, not a file" if path.is_dir() else "does not exist"
             raise InputError(f"the data file {str(path)!r} {what}; give the files by name")
     except OSError as problem:
@@ -130,27 +131,6 @@ def open_file(
     return ClarkFile(path) if chosen == "clark" else LineFile(path, chosen, fields)
 
 
-@dataclass(frozen=True)
-class FileSummary:
-    """The size of a file in bytes, the hash of its content, and its number of lines."""
-
-    size: int
-    sha256: str
-    lines: int
-
-
-def summarise(path: Path) -> FileSummary:
-    """Summarise a file, in one pass."""
-    digest, lines, size, last = hashlib.sha256(), 0, 0, b"\n"
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            lines += chunk.count(b"\n")
-            size += len(chunk)
-            last = chunk[-1:]
-    return FileSummary(size, digest.hexdigest(), lines + (last != b"\n"))
-
-
 class SourceFile:
     """The base of all sources that are files."""
 
@@ -162,6 +142,10 @@ class SourceFile:
     @cached_property
     def summary(self) -> FileSummary:
         return summarise(self.path)
+
+    def open(self) -> BufferedReader:
+        """Open the file for reading what was there when it was summarised."""
+        return open_snapshot(self.path, self.summary)
 
     def identity(self) -> dict[str, Any]:
         return {
@@ -198,7 +182,7 @@ class LineFile(SourceFile):
     def _lines(self, start: Mark, chosen: RowFilter) -> Iterator[tuple[int, bytes | None, Mark]]:
         """Return number, content (None if it is too long) and end of each chosen line."""
         offset, number = start
-        with self.path.open("rb") as file:
+        with self.open() as file:
             file.seek(offset)
             while number != chosen.stop and (line := file.readline(LONGEST_LINE)):
                 offset += len(line)
@@ -248,7 +232,7 @@ class ClarkFile(SourceFile):
     def _rows(self) -> list[Any]:
         from normscope.corpus.pickles import load
 
-        rows = load(self.path)
+        rows = load(self.path, self.open())
         if not isinstance(rows, list):
             raise InputError(
                 f"{str(self.path)!r} holds one {type(rows).__name__}; Clark et al.'s files hold a "
@@ -274,7 +258,15 @@ class ClarkFile(SourceFile):
             return Problem(where, "type", "the tokens are not a list of strings")
         if not tokens:
             return Problem(where, "empty", "the row has no tokens")
+        broken = next((at for at, token in enumerate(tokens) if _is_broken(token)), None)
+        if broken is not None:
+            return Problem(where, "encoding", f"token {broken} has half of a surrogate pair")
         return Content(tokens=tuple(tokens))
+
+
+def _is_broken(text: str) -> bool:
+    """Tell whether a text has half of a surrogate pair, which no tokenizer takes."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def from_row(where: str, row: Any, fields: RowFields) -> Content | Problem:

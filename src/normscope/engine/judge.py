@@ -78,7 +78,19 @@ def _refuse_not_finite(model: nn.Module, where: str, dtypes: set[torch.dtype]) -
             )
     raise InputError(
         f"{where} gives NaN or infinity although all parameters are finite: an overflow in "
-        f"{_listed(dtypes)}. Use float32: model.float(), --dtype float32."
+        f"{_listed(dtypes)}. {_wider(dtypes)}"
+    )
+
+
+def _wider(dtypes: set[torch.dtype]) -> str:
+    """Say in which dtype there may be no overflow: one with a larger range."""
+    if torch.float16 in dtypes:
+        return "Use bfloat16 or float32, which have a larger range: model.float(), --dtype float32."
+    if torch.float64 in dtypes:
+        return "No dtype has a larger range: the model itself overflows for this input."
+    return (
+        "Use float64, which has a larger range: model.double(), --dtype float64. If that gives the "
+        "same, the model itself overflows for this input."
     )
 
 
@@ -116,8 +128,8 @@ def judge_shares(
         row = int(np.argmax(~np.isfinite(gaps).all(1)))
         raise InputError(
             f"row {row}: {kind} gives NaN or infinity (an overflow in {_listed(dtypes)}, or "
-            "parameters that are not finite), so there is nothing to explain. Use float32, or load "
-            "the model again"
+            f"parameters that are not finite), so there is nothing to explain. {_wider(dtypes)} If "
+            "parameters are not finite, load the model again"
         )
     bound = share_bound(dtypes, difference)
     row = int(gaps.max(1).argmax())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from normscope.errors import InputError, ModelNotFoundError
+from normscope.foundation.files import check_name
 from normscope.models.default import (
     DEFAULT_MODEL,
     DEFAULT_MODELS,
@@ -134,7 +135,7 @@ def _path_of(name: str | os.PathLike[str]) -> Path | None:
     """The folder or GGUF file that is meant, or None for a name on the hub."""
     if not str(name).strip():
         raise InputError("the model's name is empty; leave it out for the default model")
-    path = _at_home(Path(name))
+    path = check_name(_at_home(Path(name)))
     is_gguf = str(name).endswith(SUFFIX)
     if path.is_dir() or (path.is_file() and is_gguf):
         return path

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from normscope.foundation.files import whole_file
+from normscope.foundation.files import write_file
+from normscope.foundation.texts import json_line
 from normscope.measures.statistics import Measurer, Row
 
 
@@ -33,8 +34,7 @@ def read_cost(file: Path) -> Cost:
 
 def write_cost(cost: Cost, file: Path) -> None:
     """Write a cost to a file."""
-    with whole_file(file) as opened:
-        opened.write((json.dumps(asdict(cost), indent=1) + "\n").encode())
+    write_file(file, json_line(asdict(cost), indent=1))
 
 
 def measure_cost(measurer: Measurer, rows: Sequence[Row], run_wall_seconds: float) -> Cost:

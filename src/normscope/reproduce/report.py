@@ -12,11 +12,10 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from normscope.errors import InputError
-from normscope.foundation.files import whole_file
+from normscope.foundation.files import cannot, make_folder, write_file
+from normscope.foundation.texts import printable, utf8
 from normscope.measures.statistics import Table
 from normscope.reproduce.exhibits import Finding, Report, format_value
-from normscope.results.arrays import printable
 from normscope.show import html
 
 if TYPE_CHECKING:
@@ -44,18 +43,14 @@ def write(report: Report, folder: Path) -> None:
 
 
 def _write_file(path: Path, content: str | bytes) -> None:
-    data = content.encode() if isinstance(content, str) else content
+    data = utf8(content) if isinstance(content, str) else content
+    make_folder(path.parent)
     try:
-        path.parent.mkdir(exist_ok=True)
         if path.is_file() and path.read_bytes() == data:
             return
-    except OSError as error:
-        raise InputError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; choose a folder that is "
-            "writable and has free space"
-        ) from error
-    with whole_file(path) as file:
-        file.write(data)
+    except OSError as problem:
+        raise cannot("read", path, problem) from problem
+    write_file(path, data)
 
 
 def picture(figure: Figure) -> bytes:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from normscope.errors import InputError, MissingExtraError
+from normscope.foundation.texts import printable
 from normscope.text.tokens import Tokens
 
 AXES = ("step", "layer", "head", "query", "key")  # in this order; other axes follow them
@@ -519,13 +520,6 @@ def merge_words(tokens: Tokens) -> tuple[list[list[int]], Tokens]:
         words=names,
     )
     return list(groups.values()), merged
-
-
-def printable(string: str) -> str:
-    """Return a token for a terminal, with control characters escaped."""
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in string
-    )
 
 
 def abridged(tokens: Tokens, limit: int = 12) -> str:

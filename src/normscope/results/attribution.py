@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import InputError
-from normscope.foundation.files import check_file, whole_file
+from normscope.foundation.files import check_file, write_file
+from normscope.foundation.texts import csv_lines, json_line, printable
 from normscope.results.arrays import (
     LabelledArray,
     abridged,
     import_tables,
     is_int,
     merge_words,
-    printable,
 )
 from normscope.results.contributions import SignatureSource
 from normscope.results.passages import piece_texts, sentences
@@ -526,14 +523,12 @@ class Attribution:
 
     def _json(self) -> bytes:
         """Return `to_dict` as JSON, in UTF-8; edges are left out."""
-        data = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False) + "\n"
-        return data.encode("utf-8", "backslashreplace")
+        return json_line(self.to_dict())
 
     def to_json(self, path: str | os.PathLike[str]) -> None:
         """Write `to_dict` as JSON; edges are left out."""
         check_file(path, (".json",))
-        with whole_file(path) as file:
-            file.write(self._json())
+        write_file(path, self._json())
 
     def _rows(self) -> list[tuple[Any, ...]]:
         """Return a row for each step and token, and one for each step's bias."""
@@ -558,15 +553,11 @@ class Attribution:
         """Write a table with a row for each step and token; floats with all their digits.
 
         A last row of each step, with "bias" as its side, has the bias's share: so the column
-        "share" adds up to the value.
+        "share" adds up to the value. A text that a spreadsheet would take for a formula (it begins
+        with "=", "+", "-", "@", a tab or a line end) has an apostrophe before it.
         """
         check_file(path, (".csv",))
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self._columns())
-        writer.writerows(self._rows())
-        with whole_file(path) as file:
-            file.write(text.getvalue().encode("utf-8", "backslashreplace"))
+        write_file(path, "".join(csv_lines([self._columns(), *self._rows()])))
 
     def to_pandas(self) -> Any:
         """Return the table of `to_csv` as a pandas.DataFrame."""

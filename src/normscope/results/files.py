@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from normscope.errors import InputError
 from normscope.foundation.files import whole_file
+from normscope.foundation.texts import csv_lines, json_line, utf8
 from normscope.results.arrays import LabelledArray
 from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
@@ -90,22 +89,23 @@ def to_json(result: Contributions | Attribution) -> bytes:
     for name, owner in (result.parts or {"": result}).items():
         layers = {"layers": list(owner[next(iter(owner))].labels["layer"])}
         (plain["parts"][name] if name else plain).update(layers)
-    return (json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    return json_line(plain)
 
 
 def write_csv(result: Contributions, file: BinaryIO) -> None:
-    """Write a long table, one row for each cell of each map; floats with all their digits.
+    """Write a long table, one row for each cell of each map; floats with all their digits."""
+    file.writelines(map(utf8, csv_lines(chain([COLUMNS], _rows(result)))))
+
+
+def _rows(result: Contributions) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a long table, one for each cell of each map.
 
     `part` is empty for a result without parts, and `head` if the heads were summed.
     """
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
     for part, owner in (result.parts or {"": result}).items():
         for name in owner:
-            writer.writerows((part, name, *row) for row in _cells(owner[name]))
-    text.flush()
-    text.detach()  # otherwise the wrapper would close the file when it is deleted
+            for row in _cells(owner[name]):
+                yield (part, name, *row)
 
 
 def _cells(array: LabelledArray) -> Iterator[tuple[Any, ...]]:

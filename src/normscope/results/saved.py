@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.errors import InputError
-from normscope.foundation.files import whole_file
+from normscope.foundation.files import check_name, write_file
+from normscope.foundation.texts import shortened
 from normscope.results.arrays import LabelledArray
 from normscope.results.attribution import Attribution, TracedShares
 from normscope.results.contributions import Contributions
@@ -35,15 +37,14 @@ def save(result: Contributions | Attribution, path: str | os.PathLike[str]) -> N
         kind, (header, tensors) = CONTRIBUTIONS, _pack(result)
     # A single metadata entry, so that equal results give equal bytes.
     data = to_bytes(tensors, metadata={kind: json.dumps({"version": VERSIONS[kind], **header})})
-    with whole_file(path) as file:
-        file.write(data)
+    write_file(path, data)
 
 
 def load(path: str | os.PathLike[str]) -> Contributions | Attribution:
     """Read a result that its `save` wrote; the file says of which kind it is."""
     from safetensors import SafetensorError, safe_open
 
-    where = os.fspath(path)
+    where = os.fspath(check_name(path))
     try:
         with safe_open(where, framework="np") as file:
             # Read the header first: a file of another program may be huge.
@@ -52,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> Contributions | Attribution:
             if kind is None:
                 raise InputError("it was not saved by normscope")
             header = json.loads(metadata[kind])
-            if header["version"] > VERSIONS[kind]:
+            if _integer(header["version"], "version") > VERSIONS[kind]:
                 readable = f"this normscope reads up to {VERSIONS[kind]}"
                 newer = f"format {header['version']}, and {readable}"
                 raise InputError(f"it was saved by a newer normscope ({newer}); upgrade normscope")
@@ -70,7 +71,9 @@ def load(path: str | os.PathLike[str]) -> Contributions | Attribution:
         why = f"its header is damaged ({problem!r:.200})"
     except RecursionError:
         why = "its header is nested too deeply"
-    raise InputError(f"could not load {where}: {why:.400}; give a file that result.save() wrote")
+    raise InputError(
+        f"could not load {shortened(where, 300)}: {why:.400}; give a file that result.save() wrote"
+    )
 
 
 def _pack(result: Contributions) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -96,7 +99,7 @@ def _pack(result: Contributions) -> tuple[dict[str, Any], dict[str, NDArray[Any]
 
 def _unpack(header: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Contributions:
     """Build the result that `header` describes out of `tensors`, and check that both agree."""
-    table = [Tokens.from_dict(tokens) for tokens in header["tokens"]]
+    table = _tables(header["tokens"], "tokens")
     parts = {}
     for part, about in header["parts"].items():
         maps: dict[str, LabelledArray] = {}
@@ -107,15 +110,17 @@ def _unpack(header: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Contrib
             arrays = extras.setdefault(kind, {}) if kind else maps
             arrays[map_name] = array
         norm = maps.pop("transformed_norm", None)
-        tokens, key_tokens = table[about["tokens"]], table[about["key_tokens"]]
-        error = {name: float.fromhex(gap) for name, gap in about["error"].items()}
-        parts[part] = Contributions(
-            maps, norm, tokens, key_tokens, error, str(about["signature"]), None, extras
+        field = f"parts.{part}"
+        tokens, key_tokens = (
+            _numbered(table, about[name], f"{field}.{name}") for name in ("tokens", "key_tokens")
         )
+        error = {n: _gap(gap, f"{field}.error.{n}") for n, gap in about["error"].items()}
+        signature = _text(about["signature"], f"{field}.signature")
+        parts[part] = Contributions(maps, norm, tokens, key_tokens, error, signature, None, extras)
     _check_all_used(tensors)
     if list(parts) == [""]:
         return parts[""]
-    return Contributions(signature=str(header["signature"]), parts=parts)
+    return Contributions(signature=_text(header["signature"], "signature"), parts=parts)
 
 
 class _TokenTable:
@@ -154,10 +159,85 @@ def _array(
     """Build the array that `about` describes, and take its values out of `tensors`."""
     if name not in tensors:
         raise InputError(f"tensor {name!r} is missing")
-    about["axes"] = tuple(about["axes"])
-    about["tokens"] = {axis: table[number] for axis, number in about["tokens"].items()}
-    about["labels"] = {axis: tuple(labels) for axis, labels in about["labels"].items()}
+    field = f"arrays.{name}"
+    about["axes"] = tuple(_text(axis, f"{field}.axes") for axis in about["axes"])
+    about["tokens"] = {
+        axis: _numbered(table, number, f"{field}.tokens.{axis}")
+        for axis, number in about["tokens"].items()
+    }
+    about["labels"] = {
+        axis: tuple(_integer(label, f"{field}.labels.{axis}") for label in labels)
+        for axis, labels in about["labels"].items()
+    }
+    _text(about.get("name", ""), f"{field}.name")
+    _flag(about.get("signed", False), f"{field}.signed")
     return LabelledArray(tensors.pop(name), **about)
+
+
+# ---- what a header may hold
+
+
+def _valid(value: Any, ok: bool, field: str, what: str) -> Any:
+    """Return a value of the header, or say which field is not valid."""
+    if not ok:
+        given = shortened(repr(value), 60)
+        raise InputError(f"its header is damaged: {field} is {given}; valid: {what}")
+    return value
+
+
+def _text(value: Any, field: str) -> Any:
+    return _valid(value, isinstance(value, str), field, "a text")
+
+
+def _flag(value: Any, field: str) -> Any:
+    return _valid(value, isinstance(value, bool), field, "true or false")
+
+
+def _integer(value: Any, field: str) -> Any:
+    return _valid(value, type(value) is int and value >= 0, field, "an integer from 0")
+
+
+def _gap(value: Any, field: str) -> float:
+    """Return an error from its hexadecimal digits."""
+    try:
+        gap = float.fromhex(value)
+    except (ValueError, TypeError, OverflowError):
+        gap = math.nan
+    what = "a number that is finite and not negative, in hexadecimal digits"
+    _valid(value, math.isfinite(gap) and gap >= 0, field, what)
+    return gap
+
+
+def _numbered(table: list[Tokens], number: Any, field: str) -> Tokens:
+    ok = type(number) is int and 0 <= number < len(table)
+    return table[
+        _valid(number, ok, field, f"the number of one of the {len(table)} lists of tokens")
+    ]
+
+
+def _tables(lists: Any, field: str) -> list[Tokens]:
+    """Return lists of tokens, each checked."""
+    table = []
+    for index, plain in enumerate(lists):
+        where = f"{field}[{index}]"
+        for name, check in _ENTRIES.items():
+            for entry in plain.get(name) or ():
+                check(entry, f"{where}.{name}")
+        tokens = Tokens.from_dict(plain)
+        count, before = len(tokens.words or ()), 0
+        for number in tokens.word_of or ():
+            what = f"in order, below the number of words, {count}; {before} comes before it"
+            _valid(number, before <= number < count, f"{where}.word_of", what)
+            before = number
+        table.append(tokens)
+    return table
+
+
+_ENTRIES = {
+    **dict.fromkeys(("strings", "texts", "words"), _text),
+    **dict.fromkeys(("ids", "word_of"), _integer),
+    "special": _flag,
+}
 
 
 def _check_all_used(tensors: dict[str, NDArray[Any]]) -> None:
@@ -189,28 +269,35 @@ def _pack_attribution(result: Attribution) -> tuple[dict[str, Any], dict[str, ND
 
 def _unpack_attribution(header: dict[str, Any], tensors: dict[str, NDArray[Any]]) -> Attribution:
     """Build the attribution that `header` describes out of `tensors`."""
-    table = [Tokens.from_dict(tokens) for tokens in header["token_lists"]]
+    table = _tables(header["token_lists"], "token_lists")
     arrays = {name: _array(name, about, table, tensors) for name, about in header["arrays"].items()}
     trace = {
         name.removeprefix("trace/"): arrays.pop(name)
         for name in list(arrays)
         if name.startswith("trace/")
     }
+    steps, foil = header["steps"], header["foil"]
+    answers = [header["answer"]] if isinstance(header["answer"], str) else header["answer"]
+    for name, texts in (("answer", answers), ("sides", header["sides"])):
+        for text in texts:
+            _text(text, name)
+    for name, setting in header["settings"].items():
+        _text(setting, f"settings.{name}")
     result = Attribution(
-        tokens=table[header["tokens"]],
+        tokens=_numbered(table, header["tokens"], "tokens"),
         value=tensors.pop("value"),
         bias=tensors.pop("bias"),
         scores=arrays.pop("scores"),
         parts=arrays.pop("parts"),
-        error=float.fromhex(header["error"]),
+        error=_gap(header["error"], "error"),
         sides=header["sides"],
-        steps=None if header["steps"] is None else table[header["steps"]],
+        steps=None if steps is None else _numbered(table, steps, "steps"),
         answer=header["answer"],
-        foil=header["foil"],
+        foil=None if foil is None else _text(foil, "foil"),
         settings=header["settings"],
         spread=arrays.pop("spread", None),
         trace=TracedShares(**trace) if trace else None,
-        signature=str(header["signature"]),
+        signature=_text(header["signature"], "signature"),
     )
     _check_all_used({**tensors, **dict.fromkeys(arrays, np.zeros(0))})
     return result

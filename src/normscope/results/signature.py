@@ -14,6 +14,7 @@ from torch import nn
 
 from normscope.foundation.caching import ModuleCache, tensor_state
 from normscope.foundation.probes import bit_sums, bits_of
+from normscope.foundation.texts import printable
 from normscope.models import identity
 from normscope.models.completeness import made_up
 from normscope.results.descriptions import modules_hash, tokenizer_name, tokenizer_state
@@ -81,7 +82,7 @@ class Signature:
                 "conventions": self._conventions,
                 **versions(),
             }
-            self._text = "|".join(f"{key}:{value}" for key, value in fields.items())
+            self._text = signature_line(fields)
             self._tokenizer = None
         return self._text
 
@@ -105,6 +106,18 @@ class Signature:
             same = self._rules == tokenizer_state(self._tokenizer)
             self._shared["tokenizer"] = name if same else CHANGED
         return self._shared
+
+
+def signature_line(fields: Mapping[str, Any]) -> str:
+    """Return `key:value` pairs joined by `|`, in one line from which they can be told apart.
+
+    In a value, a backslash is doubled, and `|` and control characters are escape sequences.
+    """
+    return "|".join(f"{key}:{_escaped(str(value))}" for key, value in fields.items())
+
+
+def _escaped(value: str) -> str:
+    return printable(value.replace("\\", "\\\\").replace("|", "\\x7c"))
 
 
 def versions() -> dict[str, str]:

@@ -13,6 +13,7 @@ from starlette.types import Receive
 
 from normscope.decomposition.scopes import HEAD_MAPS, SCOPES
 from normscope.engine.options import CHOICES
+from normscope.foundation.texts import to_json
 
 BODY_SECONDS = 10.0  # time for a request body to arrive
 MAPS = "maps"  # the question that is asked unless a request names another
@@ -31,7 +32,7 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
         async with asyncio.timeout(BODY_SECONDS):
             body = await _read_body(request, limit)
         fields = json.loads(body)
-        json.dumps(fields, ensure_ascii=False).encode()
+        to_json(fields).encode()
     except TimeoutError:
         raise HTTPException(400, f"the request took longer than {BODY_SECONDS:g} s") from None
     except ClientDisconnect:

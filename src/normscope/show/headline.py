@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from normscope.decomposition.scopes import NORMS, SCOPES, WEIGHTS
 from normscope.errors import InputError
-from normscope.results.arrays import LabelledArray, printable
+from normscope.foundation.texts import printable
+from normscope.results.arrays import LabelledArray
 from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
 from normscope.results.passages import piece_texts

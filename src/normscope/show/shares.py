@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.results.arrays import printable
+from normscope.foundation.texts import printable
 from normscope.results.attribution import Attribution
 from normscope.results.passages import piece_texts
 from normscope.show.palette import diverging_levels, text_on

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.errors import InputError
-from normscope.results.arrays import LabelledArray, printable
+from normscope.foundation.texts import printable
+from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
 from normscope.show.headline import difference, headline, row_shares
 from normscope.show.wording import short_signature
@@ -84,7 +85,11 @@ def show(
         console.print(f"\nerror      {errors}, relative to the model's output", highlight=False)
     label = "signature  "
     room = max(40, min(console.width, 80)) - len(label)
-    signature = result.signature if hint is None else short_signature(result.signature, hint, room)
+    signature = (
+        printable(result.signature)
+        if hint is None
+        else short_signature(result.signature, hint, room)
+    )
     console.print(label + signature, **_PLAIN)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from normscope.decomposition.scopes import SCOPES, Scope
-from normscope.results.arrays import printable
+from normscope.foundation.texts import printable
 from normscope.results.attribution import Attribution
 
 # Words for the categories of tokens that statistics name themselves.

@@ -7,8 +7,6 @@ depends on which sequences shared a batch.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from normscope.errors import InputError
+from normscope.foundation.texts import csv_lines
 from normscope.measures.statistics.settings import StatisticSettings
 from normscope.results.arrays import import_tables
 
@@ -97,12 +96,8 @@ class Table:
         ]
 
     def to_csv(self) -> str:
-        """Return the table as CSV, with a header and with all digits of the numbers."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        writer.writerows(zip(*self.lists().values(), strict=True))
-        return text.getvalue()
+        """Return the table as CSV, with a header, all digits of the numbers, and no formulas."""
+        return "".join(csv_lines([tuple(self.columns), *zip(*self.lists().values(), strict=True)]))
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame. Needs the extra `tables`."""

@@ -8,8 +8,8 @@ import re
 from importlib.resources import files
 from typing import Any, Protocol, runtime_checkable
 
-from normscope.foundation.files import check_file, whole_file
-from normscope.results.arrays import printable
+from normscope.foundation.files import check_file, write_file
+from normscope.foundation.texts import printable
 from normscope.show import html, palette
 from normscope.show.page.encode import FORMAT as MAPS
 from normscope.show.page.encode import Viewable, payload
@@ -71,9 +71,7 @@ def page_of(data: dict[str, Any]) -> str:
 def write(result: Viewable | WithPage, path: str | os.PathLike[str]) -> None:
     """Write the page to a file; if that fails, an existing file stays as it was."""
     check_file(path, (".html", ".htm"))
-    content = page(result).encode()
-    with whole_file(path) as file:
-        file.write(content)
+    write_file(path, page(result))
 
 
 def code(start: str, kind: str = MAPS) -> str:

@@ -7,6 +7,7 @@ import tempfile
 import webbrowser
 from pathlib import Path
 
+from normscope.foundation.texts import printable
 from normscope.show import html
 from normscope.show.page.document import WithPage, page, write
 from normscope.show.page.encode import Viewable
@@ -31,7 +32,7 @@ def show(result: Viewable | WithPage) -> None:
         return
     path = Path(tempfile.mkdtemp(prefix="normscope-")) / "page.html"
     write(result, path)
-    print(path)
+    print(printable(str(path)))
     webbrowser.open(path.as_uri())
 
 

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from normscope.decomposition.scopes import NORMS, WEIGHTS
-from normscope.results.arrays import LabelledArray, printable
+from normscope.foundation.texts import printable
+from normscope.results.arrays import LabelledArray
 from normscope.results.attribution import Attribution
 from normscope.results.contributions import Contributions
 from normscope.results.passages import piece_texts

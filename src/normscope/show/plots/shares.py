@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.results.arrays import printable
+from normscope.foundation.texts import printable
 from normscope.results.attribution import Attribution
 from normscope.show.plots.style import (
     brief,

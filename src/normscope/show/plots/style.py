@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from normscope.decomposition.scopes import SCOPES
 from normscope.errors import InputError, MissingExtraError
 from normscope.foundation.interrupts import shielded
-from normscope.results.arrays import printable
+from normscope.foundation.texts import printable
 from normscope.show.palette import (
     CATEGORIES,
     CATEGORIES_DARK,
