@@ -19,7 +19,7 @@ from normscope.attribution.answers import (
     Terms,
     span_terms,
 )
-from normscope.attribution.api import check_model, gradients, signature_of
+from normscope.attribution.api import gradients, signature_of
 from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.baselines import EMBEDDINGS, embedded
 from normscope.attribution.heads import (
@@ -31,7 +31,6 @@ from normscope.attribution.heads import (
     SEQ2SEQ,
     SPANS,
     WORDS,
-    core,
     head_of,
     is_index,
     labels_of,
@@ -44,6 +43,7 @@ from normscope.attribution.reading import join_tokens
 from normscope.attribution.rows import position_in
 from normscope.attribution.rules import rules_of
 from normscope.attribution.tracing import Segment
+from normscope.capture import refuse_compiled
 from normscope.engine.batch import is_vision, named
 from normscope.engine.batches import out_of_memory
 from normscope.errors import InputError
@@ -99,7 +99,7 @@ def attribute_inputs(
     options = AttributionOptions(method, gate, units, trace, recompute).checked()
     with gradients():
         model, _ = resolve(model)
-        check_model(model)
+        refuse_compiled(model)
         rows = InputRows(model, inputs, tokens)
         per_row = {"answer": answer, "foil": foil, "position": position}
         questions = rows.questions(per_row, baseline)
@@ -168,7 +168,7 @@ class InputRows:
                 name: value.flatten(0, 1).unsqueeze(1) if isinstance(value, Tensor) else value
                 for name, value in self.inputs.items()
             }
-        self.two = bool(getattr(core(model).config, "is_encoder_decoder", False))
+        self.two = bool(getattr(model.config, "is_encoder_decoder", False))
         self.tokens = tokens
         self._signature = signature_of(model, None, {})
         if tokens is not None and len(tokens) != self.count:
@@ -179,7 +179,7 @@ class InputRows:
 
     def _check_ids(self, name: str) -> None:
         ids = self.inputs[name]
-        table = embedding_table(core(self.model), as_target=name != "input_ids")  # type: ignore[arg-type]
+        table = embedding_table(self.model, as_target=name != "input_ids")
         rows = None if table is None else len(table)
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or (rows is not None and high >= rows):
@@ -249,7 +249,7 @@ class InputRows:
     def _patches(self, length: int) -> Tokens | None:
         """Return the names of an image's patches, by row and column, if the grid is known."""
         pixels = self.inputs.get("pixel_values")
-        config: Any = core(self.model).config
+        config: Any = self.model.config
         config = getattr(config, "vision_config", None) or config
         size = getattr(config, "patch_size", None)
         if not isinstance(pixels, Tensor) or pixels.ndim != 4 or size is None:
@@ -300,7 +300,7 @@ class InputRows:
             raise no_head(self.model)
         terms = [[self._terms(row, question)] for row, question in enumerate(questions)]
         kept = None
-        if self.head == CAUSAL and "logits_to_keep" in accepted_by(core(self.model)):
+        if self.head == CAUSAL and "logits_to_keep" in accepted_by(self.model):
             kept = sorted({term.place for row in terms for step in row for term in step})
         valid = None
         if self.head == SPANS:
@@ -345,7 +345,7 @@ class InputRows:
             return int(real[position_in(Tokens.positions(len(real)), question.position)])
         if self.head in (CAUSAL, SEQ2SEQ) and len(real):
             return int(real[-1])
-        mask = getattr(core(self.model).config, "mask_token_id", None)
+        mask = getattr(self.model.config, "mask_token_id", None)
         ids = self.inputs.get("input_ids")
         if self.head == MASKED and mask is not None and isinstance(ids, Tensor):
             places = (ids[row] == mask).nonzero().flatten().tolist()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from normscope.attribution.heads import core, is_index
+from normscope.attribution.heads import is_index
 from normscope.errors import InputError
 from normscope.models.sides import tokenizers_of
 from normscope.results.arrays import printable, take
@@ -27,7 +27,7 @@ class Reader:
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, truncate: bool) -> None:
-        self.model: Any = core(model)
+        self.model: Any = model
         self.tokenizers = tokenizers_of(self.model, tokenizer)
         self.tokenizer, self.truncate = self.tokenizers.source, truncate
         self.writer: Any = self.tokenizers.target
