@@ -69,11 +69,13 @@ def test_left_padding_without_positions_explains_what_the_model_computes() -> No
         "attention_mask": torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]),
     }
     logits = logits_of(lm, inputs)
-    for row, result in enumerate(normscope.attribute_inputs(lm, inputs)):
+    with pytest.warns(UserWarning, match="1 of 2 rows are padded on the left"):
+        results = normscope.attribute_inputs(lm, inputs)
+    for row, result in enumerate(results):
         assert result.value == pytest.approx(float(logits[row, -1].max()))
         assert result.answer == str(int(logits[row, -1].argmax()))
         adds_up(result)
-    assert len(normscope.attribute_inputs(lm, inputs)[0].tokens) == 3
+    assert len(results[0].tokens) == 3
 
 
 def test_pixels_are_named_by_patch() -> None:
@@ -192,7 +194,7 @@ def test_inference_tensors_are_copied() -> None:
 def test_bad_inputs() -> None:
     lm, ids = language_model(), torch.tensor([[0, 4, 6]])
     with pytest.raises(InputError, match="needs a mapping of tensors"):
-        normscope.attribute_inputs(lm, {"input_ids": [1, 2]})
+        normscope.attribute_inputs(lm, {"input_ids": "a cat"})
     with pytest.raises(InputError, match=r"the id 60, which is out of range.*0 to 59"):
         normscope.attribute_inputs(lm, {"input_ids": torch.tensor([[0, 60]])})
     with pytest.raises(InputError, match="one id, since there is no tokenizer"):
@@ -221,7 +223,7 @@ def test_an_output_that_depends_on_padding_is_refused() -> None:
 
 def test_what_was_given_is_said() -> None:
     model = language_model()
-    with pytest.raises(InputError, match="input_ids: list"):
-        normscope.attribute_inputs(model, {"input_ids": [[1, 2]]}, answer=5)
+    with pytest.raises(InputError, match="input_ids: str"):
+        normscope.attribute_inputs(model, {"input_ids": "a cat"}, answer=5)
     with pytest.raises(InputError, match=r"shape \(3,\)"):
         normscope.attribute_inputs(model, {"input_ids": torch.tensor([10, 11, 12])}, answer=5)

@@ -235,7 +235,7 @@ def test_bad_texts(bert_like: Any, text: Any, message: str) -> None:
 
 
 def test_a_text_of_nothing_but_special_tokens(bert_like: Any, gpt2_like: Any) -> None:
-    with pytest.raises(InputError, match=r"only special tokens: \[CLS\] \[SEP\] \[SEP\]"):
+    with pytest.raises(InputError, match=r"only special tokens: \[CLS\] \[SEP\], for"):
         read(bert_like, "[SEP]")
     with pytest.raises(InputError, match=r"only special tokens: \[CLS\] \[SEP\]"):
         read(bert_like, "\u200b\u0000")  # characters that its normalizer removes
@@ -375,3 +375,49 @@ def test_words_may_be_read_by_several_threads() -> None:
     tokens = Tokens.grouped_later(["un", "##do"], [8, 9], [False, False], group)
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(lambda _: tokens.words, range(8))) == {("undo",)}
+
+
+# ---- special tokens that are typed
+
+
+@pytest.mark.parametrize("make", [tiny_tokenizer, SlowWordPiece])
+def test_a_frame_that_is_typed_is_not_doubled(make: Callable[[], Any]) -> None:
+    tokenizer = make()
+    first, last = (
+        tokenizer.convert_ids_to_tokens(tokenizer("a")["input_ids"])[at] for at in (0, 2)
+    )
+    plain = read(tokenizer, "a")
+    for text in (f"{first} a", f"a {last}", f"{first} a {last}"):
+        encoded = read(tokenizer, text)
+        assert encoded.ids == plain.ids
+        assert encoded.extra == plain.extra
+        assert encoded.tokens.special == plain.tokens.special
+        assert encoded.tokens.words == plain.tokens.words
+    # Inside the text they are the caller's own, and so are more than the tokenizer adds.
+    assert len(read(tokenizer, f"a {last} a")) == 5
+    assert len(read(tokenizer, f"{first} {first} a")) == 4
+    with pytest.raises(InputError, match="only special tokens"):
+        read(tokenizer, first)
+
+
+def test_a_typed_frame_counts_once_for_the_limit() -> None:
+    tokenizer = tiny_tokenizer()
+    texts = ["<s> the cat sat </s>", "the cat sat"]
+    assert read(tokenizer, texts[0], max_length=5).ids == read(tokenizer, texts[1]).ids
+    rows = encode_many(tokenizer, texts, [None, None], max_length=5, truncate=False)
+    assert rows[0].ids == rows[1].ids
+    with pytest.raises(InputError, match="gives 5 tokens"):
+        read(tokenizer, texts[0], max_length=4)
+    cut = read(tokenizer, texts[0], max_length=4, truncate=True)
+    assert cut.tokens.strings.count("<s>") == 1
+
+
+def test_typed_tokens_of_a_pair_and_of_a_language_model(llama_like: Any, nllb: Any) -> None:
+    tokenizer = tiny_tokenizer()
+    pair = read(tokenizer, "<s> the", "cat </s>")
+    assert pair.ids == read(tokenizer, "the", "cat").ids
+    assert pair.extra["token_type_ids"] == [0, 0, 0, 1, 1]
+    strings = read(llama_like, "<s>the cat").tokens.strings
+    assert strings.count("<s>") == 1
+    target = read(nllb, "fra_Latn un chat</s>", as_target=True).tokens.strings
+    assert (target.count("fra_Latn"), target.count("</s>")) == (1, 1)

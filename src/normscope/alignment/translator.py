@@ -23,7 +23,7 @@ from normscope.alignment.words import (
     reads_target_code,
 )
 from normscope.errors import InputError, ModelNotFoundError
-from normscope.models import load
+from normscope.models import load, resolve
 from normscope.models.default import PACKAGED, PACKAGED_NAME
 from normscope.models.running import accepted_by
 from normscope.models.sides import folder_of, tokenizers_of
@@ -241,7 +241,7 @@ def is_named(options: AlignOptions) -> bool:
 def _resolve(options: AlignOptions) -> tuple[Any, Any]:
     """Return the model and its tokenizer, and load them if the model was given by name."""
     if not is_named(options):
-        return options.model, options.tokenizer
+        return resolve(options.model, options.tokenizer)
     name = embedded_model_path() if options.model is None else options.model
     dtype = options.dtype
     where: dict[str, Any] = {"revision": options.revision, "strict": options.strict}

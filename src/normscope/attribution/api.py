@@ -14,19 +14,21 @@ from normscope.attribution.answers import LogitValue, Terms
 from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.baselines import baseline_of
 from normscope.attribution.batches import ExplainedBatch, Runner, Task
-from normscope.attribution.heads import CHOICES, LABELS, SPANS, TOKEN_LABELS, WORDS, core, labels_of
+from normscope.attribution.heads import CHOICES, LABELS, SPANS, TOKEN_LABELS, WORDS, labels_of
 from normscope.attribution.labels import span_text
 from normscope.attribution.options import AttributionOptions, Question
 from normscope.attribution.questions import row_of
 from normscope.attribution.reading import Reader, is_chat, join_tokens, spoken
 from normscope.attribution.rows import AskedRow
 from normscope.attribution.tracing import Segment
+from normscope.capture import refuse_compiled
 from normscope.errors import InputError
 from normscope.foundation.interrupts import shielded
 from normscope.foundation.torch_settings import torch_settings_kept
 from normscope.models.loading import resolve
 from normscope.models.running import check_reads_text
 from normscope.models.sides import tokenizers_of
+from normscope.models.unwrapping import check_mean_pooling
 from normscope.results.attribution import Attribution
 from normscope.results.signature import Signature
 
@@ -158,21 +160,17 @@ def gradients() -> Iterator[None]:
 
 def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tuple[nn.Module, Any]:
     """Return the model, which may be the default one, and its tokenizer."""
+    if similar:
+        check_mean_pooling(model)
     model, tokenizer = resolve(model, tokenizer, kind="encoder" if similar else "language", **where)
     if tokenizer is None:
         raise InputError(
             "no tokenizer was given; use attribute(model, tokenizer, text), or give the model's "
             "folder or name, and its tokenizer is loaded with it; attribute_inputs() takes tensors"
         )
-    check_model(model)
+    refuse_compiled(model)
     check_reads_text(model, "use attribute_inputs() with what its processor returns")
     return model, tokenizer
-
-
-def check_model(model: Any) -> None:
-    """Raise InputError for what is not a model of transformers."""
-    if not hasattr(model, "config"):
-        raise InputError(f"the model must be one of transformers, not {type(model).__name__}")
 
 
 # ---- texts and questions
@@ -231,7 +229,7 @@ class Explainer:
     ) -> None:
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.truncate = truncate
-        both = tokenizers_of(core(model), tokenizer)
+        both = tokenizers_of(model, tokenizer)
         self._signature = signature_of(model, both.given, {})
 
     def explain(self, asked: Sequence[tuple[Any, Question]]) -> Iterator[tuple[int, Attribution]]:
@@ -325,8 +323,7 @@ def _plain_text(text: str) -> str:
 
 def encoder_of(model: Any) -> Any:
     """Return the part of a model that encodes texts: without heads and decoders."""
-    inner: Any = core(model)
-    base = getattr(inner, "base_model", inner)
+    base = getattr(model, "base_model", model)
     two = getattr(base.config, "is_encoder_decoder", False) and hasattr(base, "get_encoder")
     return base.get_encoder() if two else base
 

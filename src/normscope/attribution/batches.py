@@ -26,7 +26,6 @@ from normscope.attribution.heads import (
     LABELS,
     SEQ2SEQ,
     SPANS,
-    core,
     head_of,
     writes,
 )
@@ -85,11 +84,11 @@ class Runner:
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.snapshot = snapshot
         self.head = head_of(model)
-        configured = getattr(core(model).config.get_text_config(), "pad_token_id", None)  # type: ignore[operator, union-attr]
+        configured = getattr(model.config.get_text_config(), "pad_token_id", None)
         # A classifier finds the last token of a text by the padding id of its own config.
         known = (configured, tokenizer.pad_token_id)
         # One with a decoder wants as many end tokens in every row.
-        two_sided = bool(getattr(core(model).config, "is_encoder_decoder", False))
+        two_sided = bool(getattr(model.config, "is_encoder_decoder", False))
         self.alone = self.head == LABELS and (configured is None or two_sided)
         self.padding = next((p for p in known if p is not None), 0)
 
@@ -140,7 +139,7 @@ class Runner:
 
     def inputs(self, rows: Sequence[AskedRow]) -> tuple[dict[str, Any], list[int] | None]:
         """Return the keyword arguments of the model, and the positions that logits are kept of."""
-        accepted = accepted_by(core(self.model))
+        accepted = accepted_by(self.model)
         padded = pad([text for row in rows for text in row.texts], self.padding)
         known = {name: t for name, t in padded.items() if name in accepted}
         inputs: dict[str, Any] = self._moved(known or padded)

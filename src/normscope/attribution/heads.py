@@ -44,9 +44,8 @@ _LOADERS = {
 
 def head_of(model: nn.Module) -> str:
     """Return the kind of a model's head; NO_HEAD for a base model and for heads not known."""
-    inner: Any = core(model)
-    config = getattr(inner, "config", None)
-    for cls in type(inner).__mro__:
+    config = getattr(model, "config", None)
+    for cls in type(model).__mro__:
         for kind, names in _KINDS.items():
             if not re.search(rf"(?:{names})$", cls.__name__):
                 continue
@@ -56,13 +55,6 @@ def head_of(model: nn.Module) -> str:
                 return MASKED  # XLM and FlauBERT have one class for both
             return kind
     return NO_HEAD
-
-
-def core(model: nn.Module) -> nn.Module:
-    """Return the model of transformers inside an adapter's wrapper."""
-    unwrap = getattr(model, "get_base_model", None)
-    inner: nn.Module = model if unwrap is None else unwrap()
-    return inner
 
 
 def no_head(model: nn.Module) -> InputError:
@@ -100,7 +92,7 @@ def scores_of(head: str, output: Any) -> Tensor:
 
 def labels_of(model: Any) -> dict[int, str]:
     """Return the labels of a model's config by their index."""
-    named = getattr(core(model).config, "id2label", None) or {}
+    named = getattr(model.config, "id2label", None) or {}
     return {int(index): str(label) for index, label in named.items()}
 
 

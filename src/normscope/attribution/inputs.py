@@ -20,7 +20,7 @@ from normscope.attribution.answers import (
     Terms,
     span_terms,
 )
-from normscope.attribution.api import check_model, gradients, signature_of
+from normscope.attribution.api import gradients, signature_of
 from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.baselines import EMBEDDINGS, embedded
 from normscope.attribution.heads import (
@@ -32,7 +32,6 @@ from normscope.attribution.heads import (
     SEQ2SEQ,
     SPANS,
     WORDS,
-    core,
     head_of,
     is_index,
     labels_of,
@@ -41,19 +40,23 @@ from normscope.attribution.heads import (
 from normscope.attribution.labels import label_terms
 from normscope.attribution.options import MEAN, SECANT, ZERO, AttributionOptions, Question
 from normscope.attribution.passes import RowShares, explain
-from normscope.attribution.reading import join_tokens
+from normscope.attribution.reading import join_tokens, spoken
 from normscope.attribution.rows import position_in
 from normscope.attribution.rules import rules_of
 from normscope.attribution.tracing import Segment
+from normscope.capture import refuse_compiled
 from normscope.engine.batch import is_vision, named
 from normscope.engine.batches import out_of_memory
+from normscope.engine.given import checked_inputs, model_failures
 from normscope.errors import InputError
+from normscope.models.left_padding import warn_of_left_padding
 from normscope.models.loading import resolve
 from normscope.models.running import accepted_by, evaluating
+from normscope.models.sides import tokenizers_of
 from normscope.results.arrays import take
 from normscope.results.attribution import Attribution
-from normscope.text.limits import embedding_table
-from normscope.text.tokens import Tokens
+from normscope.text.pieces import label_ids
+from normscope.text.tokens import Tokens, check_tokenizer
 
 Mask = NDArray[np.bool_]
 EXTRA = ("[CLS]", "[DIST]")  # tokens before the patches of an image
@@ -73,16 +76,18 @@ def attribute_inputs(
     gate: str = "half",
     trace: bool = False,
     recompute: bool | str = "auto",
+    tokenizer: Any = None,
 ) -> list[Attribution]:
     """Explain an output by the model's own inputs: ids, pixels, audio, embeddings.
 
     Args:
         model: a transformers model with its head, a folder or a hub name.
-        inputs: the keyword arguments of its forward pass, as tensors.
+        inputs: the keyword arguments of its forward pass, as tensors, arrays or lists.
         tokens: the names of the positions of each row, with or without its padding; by default,
             ids, patches ("patch 0,3"), frames or numbers.
-        answer: an id, a label or its index, (start, end) of a span; a function of the model's
-            output for one row; a list of these, one for each row. None: the model's own choice.
+        answer: an id, or a token if there is a tokenizer; a label or its index; (start, end) of a
+            span; a function of the model's output for one row; a list of these, one for each row.
+            None: the model's own choice.
         foil: what the answer is compared with.
         position: the output position among the real positions of a row. Default: the last one of
             a language model.
@@ -93,6 +98,7 @@ def attribute_inputs(
         gate: "half", "gate", "up" or "ig".
         trace: also compute the shares at every layer.
         recompute: "auto", True or False.
+        tokenizer: names ids by their pieces and words.
 
     Returns:
         One result for each row; positions that the attention mask marks as padding are removed.
@@ -100,8 +106,12 @@ def attribute_inputs(
     options = AttributionOptions(method, gate, units, trace, recompute).checked()
     with gradients():
         model, _ = resolve(model)
-        check_model(model)
-        rows = InputRows(model, inputs, tokens)
+        refuse_compiled(model)
+        if tokens is not None and tokenizer is not None:
+            raise InputError("tokens and tokenizer both name the positions: give one of them")
+        checked = _explainable(model, inputs)
+        warn_of_left_padding(model, checked, stacklevel=2)
+        rows = InputRows(model, checked, tokens, tokenizer)
         per_row = {"answer": answer, "foil": foil, "position": position}
         questions = rows.questions(per_row, baseline)
         chosen = options.method_for(questions[0])
@@ -121,7 +131,7 @@ def attribute_inputs(
                     recompute=recompute,
                     baseline_inputs=others,
                 )
-                with evaluating(model):
+                with model_failures(model, real), evaluating(model):
                     shares.append(rows.signature.snapshot.settled(work))
             except torch.OutOfMemoryError as error:
                 raise out_of_memory("this batch: give fewer rows at once") from error
@@ -138,27 +148,16 @@ class InputRows:
         model: a transformers model.
         inputs: the keyword arguments of its forward pass.
         tokens: the names of the positions of each row, if known.
+        tokenizer: the tokenizer of the ids, if known.
     """
 
     def __init__(
-        self, model: Any, inputs: Mapping[str, Any], tokens: Sequence[Sequence[str]] | None
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        tokens: Sequence[Sequence[str]] | None,
+        tokenizer: Any = None,
     ) -> None:
-        if not isinstance(inputs, Mapping) or not any(
-            isinstance(v, Tensor) for v in inputs.values()
-        ):
-            given = type(inputs).__name__
-            if isinstance(inputs, Mapping) and inputs:
-                given = ", ".join(f"{name}: {type(v).__name__}" for name, v in inputs.items())
-            raise InputError(
-                "attribute_inputs() needs a mapping of tensors (input_ids, pixel_values, …) as the "
-                f"model itself does, not {given}"
-            )
-        for name, tensor in inputs.items():
-            if name.endswith("input_ids") and isinstance(tensor, Tensor) and tensor.dim() < 2:
-                raise InputError(
-                    f"{name} has the shape {tuple(tensor.shape)}; give (row, position), with one "
-                    "row for one text"
-                )
         self.model, self.head = model, head_of(model)
         self.inputs = {name: _moved(model, value) for name, value in inputs.items()}
         self.count = len(next(v for v in self.inputs.values() if isinstance(v, Tensor)))
@@ -169,27 +168,14 @@ class InputRows:
                 name: value.flatten(0, 1).unsqueeze(1) if isinstance(value, Tensor) else value
                 for name, value in self.inputs.items()
             }
-        self.two = bool(getattr(core(model).config, "is_encoder_decoder", False))
+        self.two = bool(getattr(model.config, "is_encoder_decoder", False))
         self.tokens = tokens
-        self.signature = signature_of(model, None, {})
+        self.tokenizers: Any = None if tokenizer is None else tokenizers_of(model, tokenizer)
+        if tokenizer is not None:
+            check_tokenizer(tokenizers_of(model, tokenizer).source)
+        self.signature = signature_of(model, tokenizer, {})
         if tokens is not None and len(tokens) != self.count:
             raise InputError(f"tokens has {len(tokens)} rows, and the inputs have {self.count}")
-        for name in EMBEDDINGS:
-            if name in self.inputs:
-                self._check_ids(name)
-
-    def _check_ids(self, name: str) -> None:
-        ids = self.inputs[name]
-        table = embedding_table(core(self.model), as_target=name != "input_ids")  # type: ignore[arg-type]
-        rows = None if table is None else len(table)
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or (rows is not None and high >= rows):
-            bad = low if low < 0 else high
-            valid = "" if rows is None else f"; the model has ids 0 to {rows - 1}"
-            raise InputError(f"{name} has the id {bad}, which is out of range{valid}")
-        mask = self.inputs.get("attention_mask" if name == "input_ids" else f"decoder_{MASK}")
-        if isinstance(mask, Tensor) and not bool(mask.bool().flatten(0, -2).any(-1).all()):
-            raise InputError(f"a row of the mask of {name} is all zero: it has no real position")
 
     # ---- positions
 
@@ -239,6 +225,8 @@ class InputRows:
             if ids.ndim == 3:
                 ids = ids.flatten(0, 1)
             chosen = [int(index) for index in ids[row].cpu().numpy()[real]]
+            if self.tokenizers is not None:
+                return label_ids(self.tokenizers.side(as_target=decoder), chosen)
             return replace(named([str(index) for index in chosen]), ids=tuple(chosen))
         patches = None if decoder else self._patches(len(real))
         if patches is not None:
@@ -250,7 +238,7 @@ class InputRows:
     def _patches(self, length: int) -> Tokens | None:
         """Return the names of an image's patches, by row and column, if the grid is known."""
         pixels = self.inputs.get("pixel_values")
-        config: Any = core(self.model).config
+        config: Any = self.model.config
         config = getattr(config, "vision_config", None) or config
         size = getattr(config, "patch_size", None)
         if not isinstance(pixels, Tensor) or pixels.ndim != 4 or size is None:
@@ -301,7 +289,7 @@ class InputRows:
             raise no_head(self.model)
         terms = [[self._terms(row, question)] for row, question in enumerate(questions)]
         kept = None
-        if self.head == CAUSAL and "logits_to_keep" in accepted_by(core(self.model)):
+        if self.head == CAUSAL and "logits_to_keep" in accepted_by(self.model):
             kept = sorted({term.place for row in terms for step in row for term in step})
         valid = None
         if self.head == SPANS:
@@ -326,12 +314,19 @@ class InputRows:
         for answer, weight in given:
             if answer is None:
                 continue
-            if not is_index(answer) or int(answer) < 0:
-                raise InputError(
-                    f"an answer here is one id, since there is no tokenizer: not {answer!r:.60}"
-                )
-            terms_of.append(Term(place, int(answer), weight))
+            terms_of.append(Term(place, self._word_index(answer), weight))
         return tuple(terms_of)
+
+    def _word_index(self, answer: Any) -> int:
+        """Return the id of an answer, which may be a token if there is a tokenizer."""
+        ids = [answer]
+        if isinstance(answer, str) and self.tokenizers is not None:
+            ids = self.tokenizers.target(answer, add_special_tokens=False)["input_ids"]
+        if len(ids) != 1 or not is_index(ids[0]) or int(ids[0]) < 0:
+            known = "one id" if self.tokenizers is None else "one id or one token"
+            why = ", since there is no tokenizer" if self.tokenizers is None else ""
+            raise InputError(f"an answer here is {known}{why}: not {answer!r:.60}")
+        return int(ids[0])
 
     def _place(self, row: int, question: Question) -> int:
         """Return the column of an output position."""
@@ -346,12 +341,17 @@ class InputRows:
             return int(real[position_in(Tokens.positions(len(real)), question.position)])
         if self.head in (CAUSAL, SEQ2SEQ) and len(real):
             return int(real[-1])
-        mask = getattr(core(self.model).config, "mask_token_id", None)
+        mask = getattr(self.model.config, "mask_token_id", None)
         ids = self.inputs.get("input_ids")
         if self.head == MASKED and mask is not None and isinstance(ids, Tensor):
             places = (ids[row] == mask).nonzero().flatten().tolist()
             if len(places) == 1:
                 return int(places[0])
+        if self.head == SEQ2SEQ:
+            raise InputError(
+                f"{type(self.model).__name__} is an encoder–decoder model: give what its decoder "
+                "reads as decoder_input_ids"
+            )
         raise InputError(
             f"{type(self.model).__name__} has an output at each position: give position="
         )
@@ -470,12 +470,28 @@ class InputRows:
 
     def _word(self, term: Term) -> str:
         index = str(term.index)
+        if self.head in WORDS and term.index is not None and self.tokenizers is not None:
+            return spoken(self.tokenizers.target, [term.index])
         if self.head in (*WORDS, SPANS, CHOICES) or term.index is None:
             return index
         return labels_of(self.model).get(term.index, index)
 
 
 MASK = "attention_mask"
+TARGETS = ("labels", "start_positions", "end_positions", "mc_labels", "next_sentence_label")
+
+
+def _explainable(model: Any, inputs: Any) -> dict[str, Any]:
+    """Return the inputs, checked; raise InputError for those that make the model return a loss."""
+    for name in TARGETS:
+        if isinstance(inputs, Mapping) and inputs.get(name) is not None:
+            two = bool(getattr(model.config, "is_encoder_decoder", False))
+            more = "; the target is given as decoder_input_ids" if two else ""
+            raise InputError(
+                f"{name} makes {type(model).__name__} compute a loss, which is not what is "
+                f"explained: leave it out, and give answer={more}"
+            )
+    return checked_inputs(model, inputs, "attribute_inputs")
 
 
 def _is_list(value: Any) -> bool:

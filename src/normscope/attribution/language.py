@@ -8,10 +8,11 @@ from typing import Any
 from normscope.attribution.answers import Term, Terms
 from normscope.attribution.generation import write
 from normscope.attribution.options import Question
-from normscope.attribution.reading import Reader, label_ids, spoken
+from normscope.attribution.reading import Reader, spoken
 from normscope.attribution.rows import AskedRow, position_in, sides_of
 from normscope.errors import InputError
 from normscope.results.arrays import take
+from normscope.text.pieces import label_ids
 from normscope.text.tokens import Encoded, Tokens
 
 

@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from normscope.attribution.heads import core, is_index
+from normscope.attribution.heads import is_index
 from normscope.errors import InputError
 from normscope.foundation.texts import printable
 from normscope.models.sides import tokenizers_of
 from normscope.results.arrays import take
 from normscope.text.limits import check_fits, embedding_table, max_length_of
+from normscope.text.pieces import SPACE_MARKS, label_ids
 from normscope.text.targets import shift_right
 from normscope.text.tokens import Encoded, Tokens, encode, state_kept
-
-SPACE_MARKS = ("Ġ", "▁")
 
 
 class Reader:
@@ -28,7 +27,7 @@ class Reader:
     """
 
     def __init__(self, model: Any, tokenizer: Any, *, truncate: bool) -> None:
-        self.model: Any = core(model)
+        self.model: Any = model
         self.tokenizers = tokenizers_of(self.model, tokenizer)
         self.tokenizer, self.truncate = self.tokenizers.source, truncate
         self.writer: Any = self.tokenizers.target
@@ -223,31 +222,6 @@ def join_tokens(tokens: Tokens, more: Tokens) -> Tokens:
         if known
         else None,
         words=(*(tokens.words or ()), *(more.words or ())) if known else None,
-    )
-
-
-def label_ids(tokenizer: Any, ids: Sequence[int]) -> Tokens:
-    """Return the labels of ids that no text was given for."""
-    strings = [str(piece) for piece in tokenizer.convert_ids_to_tokens(list(ids))]
-    special = [piece in set(tokenizer.all_special_tokens) for piece in strings]
-    marked = any(piece.startswith(SPACE_MARKS) for piece in strings)
-    texts, word_of, words = [], [], list[str]()
-    for at, piece in enumerate(strings):
-        text = piece if special[at] else str(tokenizer.decode([ids[at]])).removeprefix("##")
-        texts.append(text.strip() or text or piece)
-        inside = piece.startswith("##") or (marked and not piece.startswith(SPACE_MARKS))
-        if words and inside and not special[at] and not special[at - 1]:
-            words[-1] += text.strip()
-        else:
-            words.append(texts[-1])
-        word_of.append(len(words) - 1)
-    return Tokens(
-        strings=tuple(strings),
-        ids=tuple(int(index) for index in ids),
-        special=tuple(special),
-        texts=tuple(texts),
-        word_of=tuple(word_of),
-        words=tuple(words),
     )
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "Projection",
     "capture",
     "eager",
+    "refuse_compiled",
 ]
 
 AttentionMode = Literal["auto", "eager", "fused"]
@@ -82,7 +83,7 @@ def capture(
     if attention not in ATTENTION_MODES:
         valid = ", ".join(ATTENTION_MODES)
         raise InputError(f"attention must be one of {valid}, not {attention!r}")
-    _refuse_compiled(model)
+    refuse_compiled(model)
     captures: list[Capture] = []
 
     def keep(captured: Capture) -> None:
@@ -101,8 +102,8 @@ def capture(
             yield captures
 
 
-def _refuse_compiled(model: nn.Module) -> None:
-    """Raise UnsupportedModelError if a part of the model is compiled: hooks do not run there."""
+def refuse_compiled(model: nn.Module) -> None:
+    """Raise UnsupportedModelError if a part of the model is compiled: nothing inside is visible."""
     if not isinstance(model, nn.Module):
         kind = type(model).__name__
         raise InputError(f"capture() needs a transformers model, not {kind}")

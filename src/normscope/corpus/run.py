@@ -29,7 +29,7 @@ from normscope.foundation.progress import progress_bar, stage
 from normscope.measures.statistics.base import NAMES, Statistic, Table, choose
 from normscope.measures.statistics.measurer import Measurer
 from normscope.measures.statistics.settings import StatisticSettings
-from normscope.models import load
+from normscope.models import load, resolve
 from normscope.models.running import check_reads_text
 from normscope.results.arrays import import_tables
 
@@ -217,6 +217,8 @@ def _load(
             "device is for a model that is loaded by its name, but the model is loaded already; "
             "leave device out, and the model runs where it is"
         )
+    else:
+        model, tokenizer = resolve(model, tokenizer)
     if tokenizer is None:
         raise InputError(
             "no tokenizer was given; give tokenizer=, or give the model by its folder or name, and "

@@ -16,12 +16,14 @@ from normscope.decomposition.available import check_available
 from normscope.decomposition.scopes import NORMS, WEIGHTS
 from normscope.engine.batch import Batch, named
 from normscope.engine.batches import by_length, halves, out_of_memory, padded_length
+from normscope.engine.given import checked_inputs, model_failures, row_tokens
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import run
 from normscope.errors import InputError
 from normscope.foundation.progress import stage
 from normscope.kernels.backend import triton_for
 from normscope.measures.maps import Maps
+from normscope.models.left_padding import warn_of_left_padding
 from normscope.models.loading import resolve
 from normscope.models.running import accepted_by, check_reads_text
 from normscope.models.sides import Tokenizers, tokenizers_of
@@ -184,12 +186,17 @@ def analyze_inputs(
     reduce: Sequence[str] = (),
     categories: Mapping[str, Sequence[str]] | None = None,
     precision: str = "model",
+    tokenizer: Any = None,
 ) -> list[Contributions]:
     """Analyse the model's own inputs: ids, pixels, audio, embeddings.
 
+        >>> ids = tokenizer(texts, padding=True, return_tensors="pt")           # doctest: +SKIP
+        >>> results = analyze_inputs(model, ids, tokenizer=tokenizer)           # doctest: +SKIP
+
     Returns one result for each row; positions that the attention mask marks as padding are removed.
-    ``tokens`` names the positions of each row (with or without its padding); by default they are
-    named by their ids, or numbered if there are no ids. The other arguments are those of
+    ``inputs`` may hold tensors, arrays or lists. ``tokens`` names the positions of each row (with
+    or without its padding), and ``tokenizer`` names ids by their pieces and words; by default they
+    are named by their ids, or numbered if there are no ids. The other arguments are those of
     :func:`analyze`.
     """
     options = AnalysisOptions(
@@ -197,24 +204,26 @@ def analyze_inputs(
     ).checked()
     model, _ = resolve(model)
     check_available(model, options.maps)
-    if not isinstance(inputs, Mapping) or not any(isinstance(v, Tensor) for v in inputs.values()):
-        raise InputError(
-            f"analyze_inputs() needs a mapping of tensors (input_ids, pixel_values, …) as the "
-            f"model itself does, not {type(inputs).__name__}"
-        )
-    known = None if tokens is None else [{"": named(row)} for row in tokens]
-    signature = Signature(model, None, _settings(model, options))
+    if tokens is not None and tokenizer is not None:
+        raise InputError("tokens and tokenizer both name the positions: give one of them")
+    host = checked_inputs(model, inputs, "analyze_inputs")
+    known: Any = None if tokens is None else [{"": named(row)} for row in tokens]
+    if tokenizer is not None:
+        known = row_tokens(model, tokenizer, host)
+    warn_of_left_padding(model, host, stacklevel=2)
+    signature = Signature(model, tokenizer, _settings(model, options))
     measure = Maps(model, options, signature)
+    moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in host.items()}
     try:
-        moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-        (judged,) = run(
-            model,
-            [Batch(model, moved, known, host=inputs)],
-            [measure],
-            attention=options.attention,
-            recorded_as=repr(options),
-            snapshot=signature.snapshot,
-        )
+        with model_failures(model, moved):
+            (judged,) = run(
+                model,
+                [Batch(model, moved, known, host=host)],
+                [measure],
+                attention=options.attention,
+                recorded_as=repr(options),
+                snapshot=signature.snapshot,
+            )
     except torch.OutOfMemoryError as error:
         raise out_of_memory("this batch: give fewer rows at once") from error
     results: list[Contributions] = judged.results[0]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from normscope.errors import InputError, ModelNotFoundError
 from normscope.foundation.interrupts import shielded
@@ -28,6 +27,7 @@ from normscope.models.default import DefaultKind
 from normscope.models.failures import attempt, first_line, remote_code
 from normscope.models.hub import only_cached
 from normscope.models.sources import ModelSource, find_source
+from normscope.models.unwrapping import holds_model, unwrapped
 from normscope.models.weight_files import ModelFiles, check_numbers, check_weight_files
 
 if TYPE_CHECKING:
@@ -140,9 +140,10 @@ def resolve(
     Args:
         model: a model, which is returned as it is, or what :func:`load` takes: a folder, a GGUF
             file, a name on the hub, the short name of a default model, or None for the default
-            model of a kind. A compiled model (``torch.compile``) stands for the model that it was
-            compiled from.
-        tokenizer: returned as it is; None loads the tokenizer saved with a model that is loaded.
+            model of a kind. A wrapper stands for the model inside: DataParallel, a PEFT model, a
+            SentenceTransformer, a compiled model (``torch.compile``), a pipeline.
+        tokenizer: returned as it is; None loads the tokenizer saved with a model that is loaded,
+            or takes that of a SentenceTransformer or a pipeline.
         revision: as for :func:`load`; without effect on a model that is loaded already.
         dtype: the same.
         device: the same.
@@ -156,13 +157,13 @@ def resolve(
         object.
 
     Raises:
-        InputError: ``model`` is neither a module nor a name, or another argument is wrong.
+        InputError: ``model`` is neither a model nor a name, or another argument is wrong.
+        UnsupportedModelError: its weights are offloaded, or its adapter adds positions.
         ModelNotFoundError: as for :func:`load`.
         MissingExtraError: the same.
     """
-    if isinstance(model, nn.Module):
-        original: Any = getattr(model, "_orig_mod", model)
-        return original, tokenizer
+    if holds_model(model):
+        return unwrapped(model, tokenizer)
     if model is not None and not isinstance(model, str | os.PathLike):
         raise InputError(
             "model must be a transformers model, a folder or a name on the hub, but was given "

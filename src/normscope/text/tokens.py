@@ -145,6 +145,9 @@ def encode(
 ) -> Encoded:
     """Encode one text, or one pair of texts, with the tokenizer's own special tokens.
 
+    Special tokens that are typed where the tokenizer adds the same ones ("<s> Hello", the output
+    of a chat template) are not doubled.
+
     Args:
         tokenizer: any transformers tokenizer. Its state is unchanged afterwards.
         text: the text to encode.
@@ -158,7 +161,7 @@ def encode(
             language code or another vocabulary than the text it reads.
         framed: let the tokenizer add its special tokens; False for a text that has them already.
     """
-    _check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer)
     check_text("text", text)
     if text_pair is not None:
         check_text("text_pair", text_pair)
@@ -167,7 +170,8 @@ def encode(
         choose_side(tokenizer, as_target=as_target)
         how = {"as_target": as_target, "framed": framed}
         encoding = _call(tokenizer, texts, **how)
-        if max_length is not None and (length := len(encoding["input_ids"])) > max_length:
+        length = len(encoding["input_ids"][_framed_once(encoding, None)])
+        if max_length is not None and length > max_length:
             if not truncate:
                 subject = "the text gives" if text_pair is None else "text and text_pair give"
                 raise InputError(
@@ -176,7 +180,7 @@ def encode(
                     "truncate=True (on the command line: --truncate)"
                 )
             encoding = _call_cut(tokenizer, texts, max_length, **how)
-        return _label(tokenizer, texts, encoding, None, _framing_strings(tokenizer))
+        return _label(tokenizer, texts, encoding, None, framing_strings(tokenizer))
 
 
 def encode_many(
@@ -200,12 +204,13 @@ def encode_many(
         with state_kept(tokenizer):
             choose_side(tokenizer, as_target=as_target)
             encoding = _call(tokenizer, tuple(sides), as_target=as_target, framed=True)
-            framing = _framing_strings(tokenizer)
+            framing = framing_strings(tokenizer)
             rows = list(zip(*sides, strict=True))
             return [
                 _label(tokenizer, row, encoding, index, framing)
                 if max_length is None or len(encoding["input_ids"][index]) <= max_length
-                else encode(tokenizer, *row, **how)  # cuts the text, or says that it is too long
+                # counts again, and cuts the text or says that it is too long
+                else encode(tokenizer, *row, **how)
                 for index, row in enumerate(rows)
             ]
     return [encode(tokenizer, *row, **how) for row in zip(texts, pairs, strict=True)]
@@ -250,7 +255,8 @@ def pad(encoded: Sequence[Encoded], pad_id: int, longest: int | None = None) -> 
     return batch
 
 
-def _check_tokenizer(tokenizer: object) -> None:
+def check_tokenizer(tokenizer: object) -> None:
+    """Raise InputError for what is not a tokenizer of transformers."""
     from transformers import PreTrainedTokenizerBase
 
     if isinstance(tokenizer, PreTrainedTokenizerBase):
@@ -373,7 +379,8 @@ def _label(
     framing: set[str],
 ) -> Encoded:
     """Turn a tokenizer's output into ids and labels; ``row`` is None if it is of one text."""
-    fields = {name: v if row is None else v[row] for name, v in encoding.items()}
+    kept = _framed_once(encoding, row)
+    fields = {name: (v if row is None else v[row])[kept] for name, v in encoding.items()}
     ids = [int(index) for index in fields["input_ids"]]
     strings = [str(piece) for piece in tokenizer.convert_ids_to_tokens(ids)]
     special = tuple(
@@ -388,7 +395,7 @@ def _label(
         )
     if tokenizer.is_fast:
         spans = fields["offset_mapping"]
-        places = encoding.sequence_ids(row or 0), encoding.word_ids(row or 0)
+        places = encoding.sequence_ids(row or 0)[kept], encoding.word_ids(row or 0)[kept]
         group = partial(group_pieces, texts, spans, *places, strings, special)
         tokens = Tokens.grouped_later(strings, ids, special, group)
     else:
@@ -399,7 +406,24 @@ def _label(
     return Encoded(ids, extra, tokens)
 
 
-def _framing_strings(tokenizer: Tokenizer) -> set[str]:
+def _framed_once(encoding: BatchEncoding, row: int | None) -> slice:
+    """Return the positions to keep where a text begins or ends with what the tokenizer adds there.
+
+    The tokens that the tokenizer added are left out, and those of the text stay.
+    """
+    ids, mask = (encoding[name] for name in ("input_ids", "special_tokens_mask"))
+    ids, mask = (ids, mask) if row is None else (ids[row], mask[row])
+    if all(mask):
+        return slice(None)
+    front, back = mask.index(0), mask[::-1].index(0)
+    end = len(ids) - back
+    doubled = front > 0 and ids[front : min(2 * front, end)] == ids[:front]
+    start = front if doubled else 0
+    doubled = back > 0 and ids[max(start, end - back) : end] == ids[end:]
+    return slice(start, end if doubled else len(ids))
+
+
+def framing_strings(tokenizer: Tokenizer) -> set[str]:
     """The special tokens that frame a text, also when they are typed inside it.
 
     [UNK] and [MASK] stand for a piece of the text, so they do not count, unless the tokenizer
