@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -34,7 +35,10 @@ OWN_FILES = ("report.html", "run.json", FILE)
 OWN_FOLDERS = {"tables": ("*.csv", "*.parquet"), "figures": ("*.png",), "maps": ("part-*.parquet",)}
 _VERSION = 1
 _TREE = "tree.json"
-_UNREADABLE = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+_UNREADABLE = (
+    *(ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError),
+    *(NotImplementedError, OSError, MemoryError, zipfile.BadZipFile, zlib.error),
+)
 
 
 # ------------------------------------------------------------------------------- plain data
@@ -143,10 +147,10 @@ class Folder:
             return None
         try:
             return Checkpoint.from_bytes(file.read_bytes())
-        except (*_UNREADABLE, OSError) as problem:
+        except _UNREADABLE as problem:
             raise InputError(
-                f"the checkpoint {str(file)!r} cannot be read ({problem}); start a new run with "
-                "--restart (restart=True), or give another folder"
+                f"the checkpoint {str(file)!r} cannot be read ({problem!s:.200}); start a new run "
+                "with --restart (restart=True), or give another folder"
             ) from problem
 
     def save(self, checkpoint: Checkpoint) -> None:
@@ -163,7 +167,7 @@ class Folder:
         try:
             content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             return content if content["identity"] and content["tables"] is not None else None
-        except (ValueError, KeyError, TypeError) as problem:
+        except (ValueError, KeyError, TypeError, RecursionError) as problem:
             raise InputError(
                 f"{str(file)!r} was not written by normscope corpus, or is damaged; give another "
                 "folder, or start a new run with --restart (restart=True)"
