@@ -27,6 +27,7 @@ from normscope.alignment.files import read_links
 from normscope.alignment.links import FORMATS as LINK_FORMATS
 from normscope.corpus.attributions import read_rows
 from normscope.corpus.checkpoint import FILE, FINISHED, Folder
+from normscope.corpus.output import from_dict
 from normscope.corpus.readers import ALL, START, open_file
 from normscope.corpus.records import Content, Problem
 from normscope.errors import NormscopeError
@@ -180,8 +181,10 @@ def _links(form: Any) -> Callable[[Path], object]:
     return lambda folder: read_links(folder / "it", form)
 
 
-def _finished(folder: Path) -> object:
-    return Folder(folder).finished()
+def _finished(folder: Path) -> None:
+    content = Folder(folder).finished()
+    if content is not None:
+        from_dict(content, folder)
 
 
 def _questions(name: str) -> Callable[[Path], object]:

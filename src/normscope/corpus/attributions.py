@@ -93,7 +93,7 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter if it is nested too deeply
             raise InputError(f"{where}: broken JSON: {error}") from None
         if not isinstance(row, dict):
             raise InputError(f'{where}: a row is an object with a field "text", not {row!r:.60}')
@@ -106,7 +106,7 @@ def _data_row(where: str, row: dict[str, Any], asked: Mapping[str, Any]) -> Data
         raise InputError(f"{where}: no field 'text'; there is: {there:.200}")
     for field in set(row) - {*FIELDS, "text", "id"}:
         if close := difflib.get_close_matches(field, FIELDS, 1, cutoff=0.8):
-            raise InputError(f"{where}: unknown field {field!r}; did you mean {close[0]!r}?")
+            raise InputError(f"{where}: unknown field {field!r:.60}; did you mean {close[0]!r}?")
     own = {name: row[name] for name in FIELDS if row.get(name) is not None}
     for name in NUMBERS:
         if isinstance(own.get(name), str):
@@ -117,7 +117,7 @@ def _data_row(where: str, row: dict[str, Any], asked: Mapping[str, Any]) -> Data
     try:
         question = Question(**{**_without_rivals(asked, own), **own}).checked()
     except InputError as error:
-        raise InputError(f"{where}: {error}") from None
+        raise InputError(f"{where}: {error!s:.400}") from None
     number = row.get("id")
     return DataRow(where, row["text"], question, None if number is None else str(number))
 

@@ -11,6 +11,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,7 +36,10 @@ OWN_FILES = ("report.html", "run.json", FILE)
 OWN_FOLDERS = {"tables": ("*.csv", "*.parquet"), "figures": ("*.png",), "maps": ("part-*.parquet",)}
 _VERSION = 1
 _TREE = "tree.json"
-_UNREADABLE = (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
+_UNREADABLE = (
+    *(ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError),
+    *(NotImplementedError, OSError, MemoryError, zipfile.BadZipFile, zlib.error),
+)
 
 
 # ------------------------------------------------------------------------------- plain data
@@ -144,10 +148,10 @@ class Folder:
             return None
         try:
             return Checkpoint.from_bytes(file.read_bytes())
-        except (*_UNREADABLE, OSError) as problem:
+        except _UNREADABLE as problem:
             raise InputError(
-                f"the checkpoint {str(file)!r} cannot be read ({problem}); start a new run with "
-                "--restart (restart=True), or give another folder"
+                f"the checkpoint {str(file)!r} cannot be read ({problem!s:.200}); start a new run "
+                "with --restart (restart=True), or give another folder"
             ) from problem
 
     def save(self, checkpoint: Checkpoint) -> None:

@@ -73,18 +73,26 @@ class CorpusResult:
 
 def from_dict(data: Mapping[str, Any], folder: Path | None = None) -> CorpusResult:
     """Return the result from the content of statistics.json."""
-    tables = {
-        name: Table(
-            {column: _numbers(values) for column, values in table["columns"].items()},
-            table["title"],
-            notes=table["notes"],
-        )
-        for name, table in data["tables"].items()
-    }
-    problems = tuple(Problem(**fields) for fields in data["problems"])
-    return CorpusResult(
-        tables, data["signature"], data["counts"], problems, data["identity"], {}, folder
-    )
+    try:
+        tables = {
+            name: Table(
+                {column: _numbers(values) for column, values in table["columns"].items()},
+                table["title"],
+                notes=table["notes"],
+            )
+            for name, table in data["tables"].items()
+        }
+        problems = tuple(Problem(**fields) for fields in data["problems"])
+        facts = data["signature"], data["counts"], problems, data["identity"]
+        kinds = (str, dict, tuple, dict)
+        if not all(isinstance(one, kind) for one, kind in zip(facts, kinds, strict=True)):
+            raise TypeError("signature, counts or identity are of another kind")
+    except (LookupError, TypeError, AttributeError) as problem:
+        raise InputError(
+            f"{FINISHED} is damaged ({problem!r:.200}); start a new run with --restart "
+            "(restart=True), or give another folder"
+        ) from problem
+    return CorpusResult(tables, *facts, {}, folder)
 
 
 def _plain(table: Table) -> dict[str, Any]:

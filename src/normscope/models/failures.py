@@ -68,9 +68,9 @@ def remote_code(source: str) -> ModelNotFoundError:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its class if it has none."""
+    """Return the first line of an error's message, abridged, or its class if it has none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    return f"{lines[0]:.400}".rstrip(".") if lines else type(error).__name__
 
 
 def some(names: list[str], count: int) -> str:
