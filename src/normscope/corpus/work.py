@@ -129,7 +129,6 @@ class CorpusWorker:
                 measured += part
             done(len(batch))
         self._dump(block, measured)
-        self.measurer.snapshot.holds()  # also while the maps were written
         return Outcome(
             states,
             rows=len(block.items),
