@@ -44,8 +44,8 @@ test-deep: $(VENV)/.installed  ## one slice of every deep run, with new seeds, o
 	$(SLICE) drawn-files-and-requests --depth $(DEPTH)
 	$(SLICE) damaged-files --count $(DAMAGED)
 	$(SLICE) damaged-requests --count $(DAMAGED)
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.deep.kills --kills $$((4 * $(DEPTH)))
-	$(VENV)/bin/python -m tests.deep.interrupt --count $$((200 * $(DEPTH)))
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.deep.kills --kills $$((4 * $(DEPTH))) --record
+	$(VENV)/bin/python -m tests.deep.interrupt --count $$((200 * $(DEPTH))) --record
 	$(VENV)/bin/python -m tests.deep.record
 
 sbom: $(VENV)/.installed  ## the bill of materials of the wheel in dist/

@@ -40,6 +40,7 @@ from normscope.measures.statistics import StatisticSettings
 from normscope.models.architectures import randomize_
 from normscope.testing import check_untouched, random_inputs
 from normscope.text import tokens
+from tests.deep import record
 from tests.helpers.tiny import tokenizer
 
 # Of these files each instruction is a moment, of other files of normscope each line.
@@ -312,17 +313,20 @@ def main() -> int:
     """Interrupt the calls that were asked for; the exit status is 1 if anything was left."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--count", type=int, default=10_000, help="interrupts of all calls")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, help="default: one that was not used before")
     parser.add_argument("--only", nargs="+", choices=scenarios(), help="calls to interrupt")
+    parser.add_argument("--record", action="store_true", help="add what was done to runs.jsonl")
     arguments = parser.parse_args()
+    seed = record.next_seed("interrupts") if arguments.seed is None else arguments.seed
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in background jobs
     signal.signal(signal.SIGALRM, _raise)
     chosen = arguments.only or list(scenarios())
     total = Tally()
+    parts: dict[str, int] = {}
     for name in chosen:
         scenario = scenarios()[name]()
-        draw = random.Random(f"{arguments.seed} {name}")
+        draw = random.Random(f"{seed} {name}")
         tally = interrupt(scenario, -(-arguments.count // len(chosen)), draw)
         scenario.cleanup()
         left = sum(tally.left.values())
@@ -333,13 +337,13 @@ def main() -> int:
         )
         for what, times in tally.left.most_common(10):
             print(f"  {times} times: {what}", flush=True)
+        parts[name] = tally.interrupted
         total.interrupted += tally.interrupted
         total.finished += tally.finished
         total.left += tally.left
-    print(
-        f"seed {arguments.seed}: {total.interrupted} interrupts, "
-        f"{sum(total.left.values())} left something"
-    )
+    print(f"seed {seed}: {total.interrupted} interrupts, {sum(total.left.values())} left something")
+    if arguments.record:
+        record.append("interrupts", seed, parts, sum(total.left.values()))
     return 1 if total.left else 0
 
 

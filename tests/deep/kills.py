@@ -27,6 +27,7 @@ import torch
 import normscope
 from normscope.corpus.checkpoint import FINISHED, OWN_FOLDERS, Folder
 from normscope.foundation.files import PARTIAL
+from tests.deep import record
 from tests.helpers.corpora import SETTINGS, lasting, save_model, sentences, text_file
 
 ROWS, BLOCK = 202, 4  # 51 blocks: three whole groups of 16, and a part of the next
@@ -136,9 +137,14 @@ def main(kills: int, seed: int, home: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="default: one that was not used before")
+    parser.add_argument("--record", action="store_true", help="add what was done to runs.jsonl")
     chosen = parser.parse_args()
+    start_seed = record.next_seed("kills") if chosen.seed is None else chosen.seed
     torch.set_num_threads(1)  # a process with threads is not forked
     with tempfile.TemporaryDirectory() as folder:
-        json.dump(main(chosen.kills, chosen.seed, Path(folder)), sys.stdout)
+        seen = main(chosen.kills, start_seed, Path(folder))
+        json.dump(seen, sys.stdout)
         print()
+    if chosen.record:
+        record.append("kills", start_seed, seen["killed at"], 0)

@@ -131,8 +131,7 @@ def requests(seed: int, count: int) -> tuple[Counter[str], int]:
     failures: Counter[str] = Counter()
 
     async def send(numbers: range) -> None:
-        many = 10**6
-        async with app(rate=many, requests=many, queue=10**4, body=10**5) as (client, _):
+        async with app(queue=10**4, body=10**5) as (client, _):
             asked = client._transport.app  # type: ignore[attr-defined]
             for number in numbers:
                 scope, body = request(seed, number)

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from normscope.foundation.torch_settings import without_grad
+
 WHOLE = 4096  # numbers of a tensor that are all read
 MOST = 2**16  # numbers that are read of a larger one
 
@@ -27,7 +29,7 @@ def bits_of(tensor: Tensor) -> Tensor:
     return flat.view(_INTEGERS[flat.element_size()])
 
 
-@torch.no_grad()
+@without_grad
 def samples(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return numbers of every tensor: one tensor for each device and dtype.
 

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, SCOPES, Scope
 from normscope.errors import InputError, NormscopeError
+from normscope.foundation.files import make_folder
 
 if TYPE_CHECKING:
     from normscope.results.attribution import Attribution
@@ -147,7 +148,7 @@ def _write(result: Contributions | Attribution, error: float, folder: str) -> di
     """Write a result as an HTML page and a safetensors file, and describe it."""
     from normscope.results.files import write
 
-    Path(folder).mkdir()
+    make_folder(folder)
     for kind in ("html", "safetensors"):
         write(result, str(Path(folder) / f"normscope.{kind}"))
     return {"signature": result.signature, "reconstruction_error": error}
