@@ -58,7 +58,7 @@ def test_the_command_line_is_told_about_its_options() -> None:
             hidden.append(field.name)
     assert hidden == [
         *("tokenizer", "reverse_tokenizer", "criterion", "sample", "copies", "noise", "seed"),
-        "revision",
+        *("revision", "strict"),
     ]
 
 

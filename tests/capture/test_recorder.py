@@ -115,7 +115,7 @@ def test_a_hybrid_model_with_layers_of_another_kind(kinds: list[str], named: int
         num_key_value_heads=2, intermediate_size=40, layer_types=kinds, pad_token_id=1,
     )  # fmt: skip
     model: Any = Lfm2ForCausalLM(config).eval()
-    message = rf"^model\.layers\.{named} \(Lfm2DecoderLayer\) ran, but normscope did not see"
+    message = rf"^model\.layers\.{named} \(Lfm2DecoderLayer\) has no attention, unlike other layers"
     with pytest.raises(UnsupportedModelError, match=message):
         captured(model, {"input_ids": torch.arange(4, 10)[None]})
 

@@ -36,7 +36,7 @@ def test_every_option_is_explained_and_those_of_the_command_line_have_help() -> 
     assert all(f"\n    {field.name}: " in text for field in fields(CorpusOptions))
     shown = {field.name: field.metadata for field in fields(CorpusOptions) if field.metadata}
     assert {field.name for field in fields(CorpusOptions)} - set(shown) == {
-        *("settings", "block_rows", "progress")
+        *("settings", "block_rows", "progress", "strict")
     }
     assert all(metadata["help"].endswith(".") for metadata in shown.values())
     flags = {name for name, metadata in shown.items() if metadata["metavar"] is None}

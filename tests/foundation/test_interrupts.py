@@ -176,8 +176,13 @@ def test_asyncio_in_a_block() -> None:
     async def answer() -> int:
         return 42
 
-    with noting([]):
-        assert asyncio.run(answer()) == 42
+    outer = asyncio._get_running_loop()  # a browser's, if one was driven in this process
+    asyncio._set_running_loop(None)
+    try:
+        with noting([]):
+            assert asyncio.run(answer()) == 42
+    finally:
+        asyncio._set_running_loop(outer)
 
 
 @pytest.mark.slow

@@ -387,7 +387,7 @@ def test_wrong_parts_are_never_returned(monkeypatch: pytest.MonkeyPatch) -> None
     from normscope.capture import Capture
 
     right = Capture.reconstruct
-    monkeypatch.setattr(Capture, "reconstruct", lambda self: right(self) * 1.001)
+    monkeypatch.setattr(Capture, "reconstruct", lambda *given: right(*given) * 1.001)
     with pytest.raises(ExactnessError, match=r"attn_w of encoder\.layer\.0.*1e-11"):
         normscope.analyze(tiny_model("bert"), tokenizer(), "the cat sat")
 

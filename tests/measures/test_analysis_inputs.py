@@ -148,6 +148,7 @@ def padded(*masks: str) -> dict[str, torch.Tensor]:
     return {"input_ids": ids(*mask.shape), "attention_mask": mask}
 
 
+@pytest.mark.filterwarnings("ignore:.*padded on the left")
 def test_rows_are_views_of_one_tensor_and_padding_is_cut_without_a_copy() -> None:
     inputs = padded("111111", "111100", "001111", "110011")
     whole, right, left, gap = normscope.analyze_inputs(bert(), inputs, maps=MAPS)
@@ -163,6 +164,7 @@ def test_rows_are_views_of_one_tensor_and_padding_is_cut_without_a_copy() -> Non
     assert whole["attn_n"].to_numpy().flags.writeable
 
 
+@pytest.mark.filterwarnings("ignore:.*padded on the left")
 def test_rows_have_the_numbers_of_their_real_positions() -> None:
     model, inputs = bert(), padded("111111", "111100", "001111", "110011")
     rows = normscope.analyze_inputs(model, inputs, maps=MAPS)
@@ -191,6 +193,7 @@ def test_a_later_call_leaves_earlier_results_as_they_are() -> None:
             assert_array_equal(array.values, copied[name])
 
 
+@pytest.mark.filterwarnings("ignore:.*padded on the left")
 def test_views_are_saved_and_pickled_with_their_own_numbers(tmp_path: Path) -> None:
     _, row = normscope.analyze_inputs(bert(), padded("111111", "011110"), maps=MAPS)
     assert not row["attn_n"].values.flags.c_contiguous
@@ -209,6 +212,7 @@ def test_arrays_have_the_precision_of_the_model(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("mask", ["111110", "011111", "110111", "111111"])
+@pytest.mark.filterwarnings("ignore:.*padded on the left")
 def test_the_residual_follows_the_real_keys(mask: str) -> None:
     """In cross-attention it is the column after all keys, padding included."""
     model: Any = tiny_model("bart")
