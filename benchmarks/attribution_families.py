@@ -22,8 +22,8 @@ import transformers
 from torch import Tensor
 
 from normscope.attribution.passes import RowShares, explain
-from normscope.attribution.rules import RULES, rules_of
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from normscope.linearisation.rules import RULES, rules_of
 from normscope.models.architectures import FAMILIES, randomize_, tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
 

@@ -9,6 +9,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read once, when huggingface_hub is imported
 
+import jaxtyping
 import pytest
 import torch
 from jaxtyping import install_import_hook
@@ -39,6 +40,15 @@ def settings_of_the_process() -> Iterator[None]:
     logging.set_verbosity(level)
     (logging.enable_progress_bar if bars else logging.disable_progress_bar)()
     torch.set_default_dtype(dtype)
+
+
+@pytest.fixture
+def unchecked_types() -> Iterator[None]:
+    """Leave types to other tests: a linearised model calls thousands of small functions."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

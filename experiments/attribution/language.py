@@ -53,9 +53,9 @@ from torch import Tensor
 from experiments.attribution.faithfulness import Scores, interval, reciprocal_rank, summary
 from experiments.attribution.yardsticks import gradient
 from normscope.attribution.passes import explain
-from normscope.attribution.rules import rules_of
 from normscope.cli.bench_timing import machine
 from normscope.errors import ExactnessError
+from normscope.linearisation.rules import rules_of
 from normscope.models.loading import resolve
 
 SETS = {

@@ -22,7 +22,6 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.capture import eager
 from normscope.capture.interface import NAME
-from normscope.capture.inventory import configs_of
 from normscope.decomposition.available import check_available
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerView
@@ -33,6 +32,7 @@ from normscope.engine.run import look
 from normscope.errors import ExactnessError
 from normscope.foundation.torch_settings import torch_settings
 from normscope.models.architectures import randomize_
+from normscope.models.inventory import configs_of
 from normscope.models.random_inputs import random_inputs
 from normscope.models.running import evaluating
 from normscope.models.walk import named_modules

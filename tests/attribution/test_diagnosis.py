@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.attribution.rules import RULES
 from normscope.errors import ExactnessError
-from tests.attribution.test_network import Own, explain_own
+from normscope.linearisation.rules import RULES
+from tests.linearisation.test_network import Own, explain_own
 
 pytestmark = pytest.mark.usefixtures("unchecked_types")
 

@@ -14,8 +14,8 @@ import transformers
 from torch import Tensor
 
 from normscope.attribution.passes import RowShares, explain
-from normscope.attribution.rules import RULES, rules_of
 from normscope.errors import UnsupportedModelError
+from normscope.linearisation.rules import RULES, rules_of
 from normscope.models.architectures import FAMILIES, randomize_, tiny_inputs, tiny_model
 from normscope.models.running import accepted_by
 from normscope.testing import FullPrecision

@@ -23,11 +23,12 @@ from transformers import (
 )
 
 from normscope import attribute
-from normscope.attribution import network, passes
+from normscope.attribution import passes
 from normscope.attribution.passes import RowShares, explain
-from normscope.attribution.rules import RULES, rules_of
 from normscope.capture import capture
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.linearisation import network
+from normscope.linearisation.rules import RULES, rules_of
 from normscope.models import load
 from normscope.models.architectures import tiny_inputs, tiny_model
 from normscope.models.completeness import made_up

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normscope.capture.inventory import attention_of
 from normscope.capture.plain import is_causal, is_plain, is_plain_call, scores_of
+from normscope.models.inventory import attention_of
 from tests.helpers.captures import model_of
 
 

@@ -12,7 +12,6 @@ from torch.testing import assert_close
 from normscope.capture import Capture, capture
 from normscope.capture.layers import LayerCapture, capture_layers
 from normscope.decomposition import cells as cells_module
-from normscope.decomposition.activations import KNOWN, derivative, gated_shares, secant
 from normscope.decomposition.attention import AttentionDecomposition
 from normscope.decomposition.block import Norm, length
 from normscope.decomposition.cells import Positions, choose
@@ -20,6 +19,7 @@ from normscope.decomposition.layer import LayerView
 from normscope.decomposition.maps import SEGMENT, Reduce, ScopeMap, largest_of
 from normscope.decomposition.norms import NormParameters
 from normscope.decomposition.scopes import SCOPES
+from normscope.linearisation.activations import KNOWN, derivative, gated_shares, secant
 from normscope.models.architectures import tiny_inputs, tiny_model
 
 EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}

@@ -12,12 +12,12 @@ from torch import Tensor
 
 import normscope
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
-from normscope.decomposition.activations import KNOWN, recognise, secant
 from normscope.decomposition.available import available
 from normscope.decomposition.chain import DecompositionOptions, scopes_of
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import NAMES
+from normscope.linearisation.activations import KNOWN, recognise, secant
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
 from tests.helpers import reference

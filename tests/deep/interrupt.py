@@ -29,13 +29,13 @@ from typing import Any
 import torch
 
 import normscope
-from normscope.attribution.network import running
 from normscope.capture import installation
 from normscope.capture.active import ACTIVE
 from normscope.capture.interface import LOCK
 from normscope.errors import ExactnessError
 from normscope.foundation import progress
 from normscope.foundation.torch_settings import torch_settings
+from normscope.linearisation.network import running
 from normscope.measures.statistics import StatisticSettings
 from normscope.models.architectures import randomize_
 from normscope.testing import check_untouched, random_inputs
@@ -48,8 +48,8 @@ FINE = (
     *("foundation/interrupts", "foundation/torch_settings", "foundation/progress"),
     *("capture/__init__", "capture/installation", "capture/layers", "capture/interface"),
     *("capture/watch", "models/running", "text/tokens", "engine/run", "attribution/api"),
-    *("attribution/passes", "attribution/recomputation", "attribution/structure"),
-    *("attribution/network", "alignment/gradients", "corpus/checkpoint", "foundation/files"),
+    *("attribution/passes", "attribution/recomputation", "linearisation/structure"),
+    *("linearisation/network", "alignment/gradients", "corpus/checkpoint", "foundation/files"),
     *("contextlib", "torch/autograd/grad_mode", "torch/autograd/forward_ad", "torch/overrides"),
     *("torch/autograd/graph", "torch/amp/autocast_mode", "torch/utils/_contextlib"),
     *("torch/utils/checkpoint",),

@@ -11,7 +11,15 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 SOURCE = Path(__file__).resolve().parent.parent.parent / "src" / "normscope"
-FOLDERS = ("decomposition", "kernels", "engine", "measures", "attribution", "alignment")
+FOLDERS = (
+    "decomposition",
+    "kernels",
+    "engine",
+    "measures",
+    "linearisation",
+    "attribution",
+    "alignment",
+)
 # Only Triton's interpreter or a GPU executes the one; the interpreter is too slow to run for each
 # mutant. The other draws pictures, and most of its numbers are sizes and places on a page.
 LEFT_OUT = ("kernels/triton", "alignment/plots.py")
@@ -34,10 +42,10 @@ FILES = (
     *("measures/statistics/test_settings.py", "measures/statistics/test_statistics.py"),
     *("measures/statistics/test_vocabulary.py", "attribution/test_answers.py"),
     *("attribution/test_api.py", "attribution/test_diagnosis.py", "attribution/test_families.py"),
-    *("attribution/test_inputs.py", "attribution/test_network.py"),
-    *("attribution/test_operators.py", "attribution/test_passes.py"),
-    *("attribution/test_projections.py", "attribution/test_rules.py"),
-    *("attribution/test_trace.py", "attribution/test_tracing.py", "alignment/test_aer.py"),
+    *("attribution/test_inputs.py", "linearisation/test_network.py"),
+    *("linearisation/test_operators.py", "attribution/test_passes.py"),
+    *("linearisation/test_projections.py", "linearisation/test_rules.py"),
+    *("linearisation/test_trace.py", "attribution/test_tracing.py", "alignment/test_aer.py"),
     *("alignment/test_aligner.py", "alignment/test_api.py", "alignment/test_auto.py"),
     *("alignment/test_batches.py", "alignment/test_extract.py", "alignment/test_files.py"),
     *("alignment/test_gradients.py", "alignment/test_options.py"),

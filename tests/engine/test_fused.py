@@ -13,11 +13,11 @@ from numpy.testing import assert_allclose, assert_array_equal
 import normscope
 from normscope.capture import interface, plain, scores
 from normscope.capture.interface import why_not_fused
-from normscope.capture.inventory import Inventory
 from normscope.decomposition.available import available
 from normscope.decomposition.reductions import check_reductions
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
+from normscope.models.inventory import Inventory
 from tests.helpers.captures import checkpoint
 from tests.helpers.tiny import tokenizer
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normscope.attribution.passes import RowShares, explain
-from normscope.attribution.rules import RULES, rules_of
+from normscope.linearisation.rules import RULES, rules_of
 from normscope.models.architectures import tiny_inputs, tiny_model
 
 

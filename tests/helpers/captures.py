@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import Capture, capture
-from normscope.capture.inventory import configs_of
 from normscope.models.architectures import tiny_inputs, tiny_model
+from normscope.models.inventory import configs_of
 
 HOOKS = (
     "_forward_hooks",

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from normscope.attribution.passes import RowShares, explain
-from normscope.attribution.rules import rules_of
+from normscope.linearisation.rules import rules_of
 from normscope.models.architectures import FAMILIES, randomize_, tiny_model
 from normscope.testing import FullPrecision
 from tests.helpers import component_reference as reference

@@ -29,8 +29,8 @@ from experiments.attribution.faithfulness import (
 )
 from experiments.attribution.yardsticks import integrated_gradients
 from normscope.attribution.passes import explain
-from normscope.attribution.rules import rules_of
 from normscope.errors import ExactnessError
+from normscope.linearisation.rules import rules_of
 
 CLS, SEP, MASK, PAD = 1, 2, 3, 0
 WEIGHTS = {10: 0.25, 11: -0.1, 12: 0.15, 13: 0.05, 14: 0.0}  # every other token weighs nothing

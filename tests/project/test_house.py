@@ -28,7 +28,16 @@ SNAPSHOT = Path(__file__).parents[1] / "helpers" / "public_api.txt"
 
 # Each may import those before it, and none after it.
 ORDER = [
-    *("errors", "foundation", "text", "models", "kernels", "capture", "decomposition"),
+    *(
+        "errors",
+        "foundation",
+        "text",
+        "models",
+        "kernels",
+        "linearisation",
+        "capture",
+        "decomposition",
+    ),
     *("results", "engine", "measures", "testing", "attribution", "show"),
     *("alignment", "corpus", "reproduce", "serve", "cli"),
 ]

@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.decomposition.activations import KNOWN
 from normscope.decomposition.scopes import NORMS, SCOPES
 from normscope.errors import ExactnessError
 from normscope.kernels import Linear
+from normscope.linearisation.activations import KNOWN
 from tests.capture import test_capture
 from tests.decomposition import test_exactness, test_layer, test_precision
 from tests.deep.mutants import FILES
@@ -305,7 +305,7 @@ def feed_forward_residual_on_the_diagonal_alone(right: Any) -> Any:
     return init
 
 
-@mistake("decomposition.activations:CLOSED", "secants of GELU")
+@mistake("linearisation.activations:CLOSED", "secants of GELU")
 def secant_by_division(right: Any) -> Any:
     """Compute θ(p) as g(p) / p, at zero too."""
 

@@ -25,15 +25,15 @@ from torch import Tensor
 
 import normscope
 from normscope.attribution.passes import explain
-from normscope.attribution.rules import RULES, rules_of
 from normscope.capture import Capture, scores
 from normscope.capture.interface import why_not_fused
-from normscope.capture.inventory import Inventory
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import NAMES
 from normscope.engine.judge import BOUNDS
+from normscope.linearisation.rules import RULES, rules_of
 from normscope.models.architectures import FAMILIES, randomize_, tiny_inputs
+from normscope.models.inventory import Inventory
 from normscope.testing import FullPrecision
 from tests.helpers.captures import captured
 from tests.helpers.explained import last_position, left_padded, size, worst_gap

@@ -32,10 +32,10 @@ from normscope.attribution.heads import (
 from normscope.attribution.options import SECANT, AttributionOptions
 from normscope.attribution.passes import RowShares, explain
 from normscope.attribution.rows import AskedRow
-from normscope.attribution.rules import rules_of
 from normscope.engine.batches import by_length, halves
 from normscope.errors import InputError, NormscopeError
 from normscope.foundation.progress import stage
+from normscope.linearisation.rules import rules_of
 from normscope.models.running import accepted_by, evaluating
 from normscope.results.state import Snapshot
 from normscope.text.tokens import encode, pad

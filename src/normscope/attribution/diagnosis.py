@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normscope.attribution import functions
-from normscope.attribution.network import Network
-from normscope.attribution.operators import inner
 from normscope.foundation.interrupts import shielded
+from normscope.linearisation import functions
+from normscope.linearisation.network import Network
+from normscope.linearisation.operators import inner
 
 TOLERANCE = 1e-3
 

@@ -42,13 +42,13 @@ from normscope.attribution.options import MEAN, SECANT, ZERO, AttributionOptions
 from normscope.attribution.passes import RowShares, explain
 from normscope.attribution.reading import join_tokens, spoken
 from normscope.attribution.rows import position_in
-from normscope.attribution.rules import rules_of
 from normscope.attribution.tracing import Segment
 from normscope.capture import refuse_compiled
 from normscope.engine.batch import is_vision, named
 from normscope.engine.batches import out_of_memory
 from normscope.engine.given import checked_inputs, model_failures
 from normscope.errors import InputError
+from normscope.linearisation.rules import rules_of
 from normscope.models.left_padding import warn_of_left_padding
 from normscope.models.loading import resolve
 from normscope.models.running import accepted_by, evaluating

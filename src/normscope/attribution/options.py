@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
-from normscope.attribution.rules import GATES, RULES
 from normscope.errors import InputError
+from normscope.linearisation.rules import GATES, RULES
 
 FROZEN, SECANT = "frozen", "secant"
 METHODS = tuple(RULES)

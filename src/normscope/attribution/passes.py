@@ -16,18 +16,18 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 
 from normscope.attribution.diagnosis import diagnose
-from normscope.attribution.network import Network, Source, networks_kept, running
-from normscope.attribution.operators import inner
 from normscope.attribution.recomputation import recomputed, worth_recomputing
-from normscope.attribution.rules import Rules
-from normscope.attribution.structure import structure_of
-from normscope.attribution.trace import Trace, Tracer
 from normscope.capture.active import ACTIVE
-from normscope.capture.inventory import configs_of
 from normscope.engine.judge import judge_shares, share_bound
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.interrupts import shielded
+from normscope.linearisation.network import Network, Source, networks_kept, running
+from normscope.linearisation.operators import inner
+from normscope.linearisation.rules import Rules
+from normscope.linearisation.structure import structure_of
+from normscope.linearisation.trace import Trace, Tracer
 from normscope.models.completeness import made_up, refuse_made_up
+from normscope.models.inventory import configs_of
 from normscope.models.running import accepted_by, evaluating
 
 Explained = Callable[[Any], Tensor]  # the model's output -> scalars, (row, step)

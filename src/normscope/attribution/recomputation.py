@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from normscope.attribution.network import Network
 from normscope.foundation.interrupts import shielded
+from normscope.linearisation.network import Network
 
 _ROOM = 0.6  # of the free memory that states may fill before they are computed again
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.attribution.edges import EdgeFactors
-from normscope.attribution.trace import Trace
 from normscope.errors import UnsupportedModelError
+from normscope.linearisation.edges import EdgeFactors
+from normscope.linearisation.trace import Trace
 from normscope.results.arrays import LabelledArray
 from normscope.results.traced import Edge, TracedShares
 from normscope.text.tokens import Tokens

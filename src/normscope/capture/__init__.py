@@ -21,12 +21,12 @@ from torch import nn
 
 from normscope.capture.installation import install, recording
 from normscope.capture.interface import eager, why_not_fused
-from normscope.capture.inventory import compiled_part
 from normscope.capture.projection import Projection
 from normscope.capture.record import AttentionKind, Capture
 from normscope.capture.recorder import Recorder
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.interrupts import shielded
+from normscope.models.inventory import compiled_part
 
 __all__ = [
     "ATTENTION_MODES",

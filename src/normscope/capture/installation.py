@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from normscope.capture.active import ACTIVE, active, forget_replays, note_replays, recomputing
 from normscope.capture.interface import LOCK, AttentionName, register
-from normscope.capture.inventory import Inventory
 from normscope.capture.recorder import Recorder
 from normscope.capture.watch import Watch
 from normscope.foundation.interrupts import shielded
+from normscope.models.inventory import Inventory
 
 
 @dataclass

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture.active import UNPADDED, active, left_to_model, recomputing, replaying
-from normscope.capture.inventory import Inventory, attention_of, configs_of, uses_interface
 from normscope.capture.plain import is_causal, is_plain, is_plain_call, scores_of
 from normscope.capture.recorder import Pending, Recorder
 from normscope.capture.scores import lowest
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.interrupts import shielded
+from normscope.models.inventory import Inventory, attention_of, configs_of, uses_interface
 
 NAME = "normscope"  # names that contain "flash" would be treated in a special way
 LOCK = threading.RLock()  # held while configurations are changed

@@ -12,7 +12,7 @@ from normscope.errors import UnsupportedModelError
 from normscope.foundation.shapes import Float
 from normscope.foundation.torch_settings import without_grad
 from normscope.kernels.gram import wide_product
-from normscope.models.walk import has
+from normscope.models.inventory import is_conv1d
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,24 +42,10 @@ def project(
     return output.view(*merged.shape[:2], -1)
 
 
-def is_linear(module: nn.Module) -> bool:
-    """Return whether a module looks like a linear map of its last axis.
-
-    This covers torch's Linear, transformers' Conv1D and the modules that adapters and quantisers
-    put in their place. Whether the map is really linear is checked when its weight is read.
-    """
-    sized = has(module, "in_features") and has(module, "out_features")
-    return sized or _is_conv1d(module)
-
-
 def projection_of(module: nn.Module, name: str, heads: int, read: Tensor) -> Projection:
     """Return weight and bias of a linear module that has just read ``read``, cut into heads."""
     weight, bias = affine(module, name, read)
     return Projection(name, weight.unflatten(0, (heads, -1)), bias, module)
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 @without_grad
@@ -107,7 +93,7 @@ def _own(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
         return None
     if not weight.is_floating_point() or weight.dim() != 2 or weight.device.type == "meta":
         return None
-    if _is_conv1d(module):
+    if is_conv1d(module):
         weight = weight.T
     return weight.detach().T, None if bias is None else bias.detach()
 
@@ -115,7 +101,7 @@ def _own(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
 def _is_ordinary(module: nn.Module) -> bool:
     """Whether weight and bias alone determine what a module does."""
     unpatched = "forward" not in vars(module)
-    return unpatched and (type(module).forward is nn.Linear.forward or _is_conv1d(module))
+    return unpatched and (type(module).forward is nn.Linear.forward or is_conv1d(module))
 
 
 def _agrees(module: nn.Module, weight: Tensor, bias: Tensor | None, read: Tensor) -> bool:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normscope.capture.inventory import Inventory
 from normscope.capture.projection import projection_of
 from normscope.capture.record import AttentionKind, Capture, CapturePath
 from normscope.capture.scores import Scores
 from normscope.errors import UnsupportedModelError
+from normscope.models.inventory import Inventory
 from normscope.models.walk import modules
 
 _CROSS_INPUTS = ("key_value_states", "encoder_hidden_states")

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from normscope.capture.active import ACTIVE
-from normscope.capture.inventory import uses_interface
 from normscope.capture.recorder import Pending
 from normscope.foundation.torch_settings import LeavableMode
+from normscope.models.inventory import uses_interface
 
 
 class Watch(LeavableMode):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normscope.attribution.passes import explain
-from normscope.attribution.rules import rules_of
+from normscope.linearisation.rules import rules_of
 
 LONGEST = 8192  # tokens of a difference: its attention is not fused
 

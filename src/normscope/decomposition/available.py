@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from normscope.capture import AttentionKind
-from normscope.capture.inventory import Inventory
 from normscope.capture.layers import layers_of
 from normscope.decomposition.chain import scopes_of
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.models.inventory import Inventory
 from normscope.models.layouts import Experts, Layout, layer_of
 
 

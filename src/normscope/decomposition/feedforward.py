@@ -19,7 +19,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from normscope.decomposition.activations import Activation, gated_shares, secant
 from normscope.decomposition.block import Norm, Parts, length
 from normscope.decomposition.cells import Cells
 from normscope.decomposition.maps import ScopeMap
@@ -35,6 +34,7 @@ from normscope.kernels import (
     scaled_sums,
     sum_over_keys,
 )
+from normscope.linearisation.activations import Activation, gated_shares, secant
 
 FFBias = Literal["path", "fixed"]
 FF_BIASES: tuple[FFBias, ...] = ("path", "fixed")

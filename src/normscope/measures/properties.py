@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import AttentionKind, Capture
-from normscope.capture.inventory import Inventory
 from normscope.capture.projection import affine
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.norms import read_norm
@@ -31,6 +30,7 @@ from normscope.engine.run import look
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.interrupts import shielded
 from normscope.foundation.shapes import Float
+from normscope.models.inventory import Inventory
 from normscope.models.layouts import layer_of, layout_of, part
 from normscope.models.random_inputs import random_inputs
 from normscope.models.running import accepted_by

@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from normscope.capture.inventory import search_of
 from normscope.errors import NormscopeError, UnsupportedModelError
 from normscope.foundation.caching import ModuleCache, forget_weights
 from normscope.foundation.probes import bit_sums, same_samples, samples
 from normscope.models import layouts
+from normscope.models.inventory import search_of
 from normscope.models.walk import ModuleTree, tensors, weights
 
 Result = TypeVar("Result")

@@ -154,8 +154,8 @@ def test_products_of_an_old_weight_are_noticed(part: str) -> None:
     weight.data.mul_(1.5)
     after = normscope.analyze_inputs(model, inputs, **options)
     exact = normscope.analyze_inputs(model, inputs, **options | {"kernels": "torch"})
-    for old, new, right in zip(before, after, exact, strict=True):
-        old, new, right = (row["attn_res_ln_n"].sel(layer=1).values for row in (old, new, right))
+    for rows in zip(before, after, exact, strict=True):
+        old, new, right = (row["attn_res_ln_n"].sel(layer=1).values for row in rows)
         np.testing.assert_allclose(new, right, rtol=0, atol=1e-5 * right.max())
         assert np.abs(old - right).max() > 0.1 * right.max()
 

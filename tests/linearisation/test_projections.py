@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from normscope.attribution import projections
-from normscope.attribution.projections import WideProjection, is_wide
+from normscope.linearisation import projections
+from normscope.linearisation.projections import WideProjection, is_wide
 
 
 def test_a_mean_over_a_vocabulary_keeps_its_digits() -> None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from normscope.attribution import attention as fused
-from normscope.attribution.attention import Call, HeldAttention, SecantAttention
-from normscope.attribution.operators import (
+from normscope.linearisation import attention as fused
+from normscope.linearisation.attention import Call, HeldAttention, SecantAttention
+from normscope.linearisation.operators import (
     Bilinear,
     ElementwiseProduct,
     HeldNorm,
@@ -22,7 +22,7 @@ from normscope.attribution.operators import (
     Slope,
     path_parts,
 )
-from normscope.attribution.secants import (
+from normscope.linearisation.secants import (
     Midpoint,
     SecantExtreme,
     SecantLogSumExp,

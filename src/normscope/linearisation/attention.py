@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from normscope.attribution.operators import (
+from normscope.kernels.inputs import ScoreInputs
+from normscope.linearisation.operators import (
     Cotangents,
     Operator,
     Saved,
@@ -17,8 +18,7 @@ from normscope.attribution.operators import (
     own_graph,
     wide,
 )
-from normscope.attribution.secants import first_half, halves, logarithmic_mean
-from normscope.kernels.inputs import ScoreInputs
+from normscope.linearisation.secants import first_half, halves, logarithmic_mean
 
 BLOCK = 2**24  # scores in one block of queries
 

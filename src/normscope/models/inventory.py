@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.capture.projection import is_linear
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
 from normscope.models.walk import ModuleTree, has, modules, named_modules
@@ -151,6 +150,21 @@ def _is_compiled(module: nn.Module) -> bool:
         or hasattr(module.forward, "_torchdynamo_orig_callable")
         or isinstance(module, torch.jit.ScriptModule)
     )
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether a module looks like a linear map of its last axis.
+
+    This covers torch's Linear, transformers' Conv1D and the modules that adapters and quantisers
+    put in their place. Whether the map is really linear is checked when its weight is read.
+    """
+    sized = has(module, "in_features") and has(module, "out_features")
+    return sized or is_conv1d(module)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Return whether a module is transformers' Conv1D: a linear map with a transposed weight."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 @functools.lru_cache(2**14)

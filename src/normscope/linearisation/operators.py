@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
-from normscope.decomposition.activations import Activation, derivative, nodes
 from normscope.foundation.interrupts import shielded
 from normscope.kernels.backend import triton_for
+from normscope.linearisation.activations import Activation, derivative, nodes
 
 Cotangents = tuple[Tensor | None, ...]
 Saved = tuple[Any, ...]

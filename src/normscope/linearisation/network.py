@@ -18,15 +18,18 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from normscope.attribution import functions
-from normscope.attribution.attention import (
+from normscope.errors import UnsupportedModelError
+from normscope.foundation.interrupts import shielded
+from normscope.foundation.torch_settings import LeavableMode
+from normscope.linearisation import functions
+from normscope.linearisation.attention import (
     Call,
     FusedAttention,
     HeldAttention,
     SecantAttention,
     can_fuse,
 )
-from normscope.attribution.composites import (
+from normscope.linearisation.composites import (
     COMPOSITE_SCALES,
     COMPOSITES,
     Arguments,
@@ -34,8 +37,8 @@ from normscope.attribution.composites import (
     NormCall,
     of_first,
 )
-from normscope.attribution.ledger import Ledger
-from normscope.attribution.operators import (
+from normscope.linearisation.ledger import Ledger
+from normscope.linearisation.operators import (
     Bilinear,
     ElementwiseProduct,
     HeldNorm,
@@ -45,9 +48,9 @@ from normscope.attribution.operators import (
     path_parts,
     unaliased,
 )
-from normscope.attribution.projections import WideProjection, is_wide
-from normscope.attribution.rules import Rules
-from normscope.attribution.secants import (
+from normscope.linearisation.projections import WideProjection, is_wide
+from normscope.linearisation.rules import Rules
+from normscope.linearisation.secants import (
     Midpoint,
     SecantExtreme,
     SecantLogSumExp,
@@ -56,11 +59,8 @@ from normscope.attribution.secants import (
     SecantSlope,
     SecantSoftmax,
 )
-from normscope.attribution.structure import Structure
-from normscope.attribution.trace import Tracer
-from normscope.errors import UnsupportedModelError
-from normscope.foundation.interrupts import shielded
-from normscope.foundation.torch_settings import LeavableMode
+from normscope.linearisation.structure import Structure
+from normscope.linearisation.trace import Tracer
 
 
 @dataclass(frozen=True)

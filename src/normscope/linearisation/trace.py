@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.attribution.edges import EdgeFactors
-from normscope.attribution.operators import inner, unaliased
 from normscope.errors import InputError, UnsupportedModelError
+from normscope.linearisation.edges import EdgeFactors
+from normscope.linearisation.operators import inner, unaliased
 from normscope.models.layouts import Experts, layout_of, part
 
 if TYPE_CHECKING:
-    from normscope.attribution.network import Network
+    from normscope.linearisation.network import Network
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.attribution.attention import Call, blocks, repeated
-from normscope.attribution.operators import inner
+from normscope.linearisation.attention import Call, blocks, repeated
+from normscope.linearisation.operators import inner
 
 
 @dataclass(eq=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from normscope.attribution.rules import GATES, RULES, rules_of
 from normscope.errors import InputError
+from normscope.linearisation.rules import GATES, RULES, rules_of
 
 
 def test_rows_are_named_after_their_methods() -> None:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from normscope.attribution.passes import explain
-from normscope.attribution.rules import RULES, rules_of
-from normscope.attribution.trace import Trace
 from normscope.errors import InputError
+from normscope.linearisation.rules import RULES, rules_of
+from normscope.linearisation.trace import Trace
 from normscope.models.architectures import tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
 from tests.helpers import component_reference as reference

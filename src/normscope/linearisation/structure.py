@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from normscope.capture.inventory import Inventory
 from normscope.foundation.caching import ModuleCache
 from normscope.foundation.interrupts import shielded
+from normscope.models.inventory import Inventory
 from normscope.models.walk import modules
 
 if TYPE_CHECKING:
-    from normscope.attribution.network import Network
+    from normscope.linearisation.network import Network
 
 _POSITIONS = ("position", "wpe", "pos_emb", "embed_pos")
 _TYPES = ("token_type", "segment")

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from normscope.attribution.operators import (
+from normscope.errors import UnsupportedModelError
+from normscope.linearisation.activations import Activation, derivative, recognise
+from normscope.linearisation.operators import (
     Cotangents,
     HeldNorm,
     Operator,
@@ -21,8 +23,6 @@ from normscope.attribution.operators import (
     vjp,
     wide,
 )
-from normscope.decomposition.activations import Activation, derivative, recognise
-from normscope.errors import UnsupportedModelError
 
 
 def halves(*tensors: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from normscope.attribution import network
-from normscope.attribution.ledger import Ledger
-from normscope.attribution.network import Network
 from normscope.attribution.passes import explain
-from normscope.attribution.rules import GATES, RULES, rules_of
 from normscope.errors import ExactnessError, UnsupportedModelError
+from normscope.linearisation import network
+from normscope.linearisation.ledger import Ledger
+from normscope.linearisation.network import Network
+from normscope.linearisation.rules import GATES, RULES, rules_of
 from normscope.models.architectures import tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
 from tests.helpers.explained import last_position, worst_gap

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from normscope.attribution.operators import Cotangents, Operator, Saved
+from normscope.linearisation.operators import Cotangents, Operator, Saved
 
 WIDE = 8192  # outputs from which on cotangents are summed in blocks
 BLOCK = 1024

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.capture import inventory as inventory_module
-from normscope.capture.inventory import (
+from normscope.capture.layers import layers_of
+from normscope.errors import UnsupportedModelError
+from normscope.models import inventory as inventory_module
+from normscope.models.inventory import (
     Inventory,
     Location,
     attention_of,
@@ -19,8 +21,6 @@ from normscope.capture.inventory import (
     configs_of,
     uses_interface,
 )
-from normscope.capture.layers import layers_of
-from normscope.errors import UnsupportedModelError
 from tests.helpers.captures import model_of
 
 

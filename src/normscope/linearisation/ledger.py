@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from normscope.attribution.operators import inner
+from normscope.linearisation.operators import inner
 
 
 @dataclass(eq=False)
