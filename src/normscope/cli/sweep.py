@@ -158,7 +158,7 @@ def _limit_memory() -> None:
 def check_type(name: str) -> TypeReport:
     """Build a small model of one type and check it."""
     from normscope.models.random_inputs import random_inputs
-    from normscope.models.shrinking import model_class, tiny_of
+    from normscope.models.shrinking import model_class, shrunken_model
 
     begun = time.monotonic()
     cls = model_class(name)
@@ -166,7 +166,7 @@ def check_type(name: str) -> TypeReport:
         return TypeReport(name, missing="no model of its own: a part of other types")
     kind = cls.__name__
     try:
-        model = tiny_of(name)
+        model = shrunken_model(name)
     except Exception as error:
         return TypeReport(name, kind, missing=f"not built: {_text(error)}")
     try:

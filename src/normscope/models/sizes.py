@@ -20,36 +20,112 @@ TOKENS = {
 
 KEPT = {
     "chunk_size_feed_forward", "id2label", "label2id", "dtype", "architectures", "return_dict",
-    "output_hidden_states", "problem_type", "transformers_version", "is_encoder_decoder",
+    "output_hidden_states", "problem_type", "transformers_version", "is_encoder_decoder", "model_type",
 }  # fmt: skip
 
 
-def _kv(value: int) -> int:
-    return 1 if value == 1 else 2
+def _shared_heads(number: int, config: Any) -> int:
+    """Return half as many heads of keys and values as of queries, if they were fewer."""
+    heads = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", number)
+    return 1 if number == 1 else 4 if number == heads else 2
 
 
+def _name(*names: str) -> str:
+    return "|".join(names)
+
+
+# The first pattern that an attribute's whole name matches; no number becomes larger.
 SIZES: tuple[tuple[str, Any], ...] = (
     (r"(num_|n_)?vocab_size\w*|\w+_vocab_size|\w+_vocab(ulary)?_size", 100),
-    (r"(max_)?(\w+_)?position_embeddings|n_positions|max_position_embeddings|max_(target|source)_positions|n_ctx|seq_length|max_seq_len|max_sequence_length", 64),
-    (r"(\w+_)?(num_hidden_layers|num_layers|n_layers?|depth)|layers|(en|de)coder_layers|num_(en|de)coder_layers|num_blocks", 2),
-    (r"(\w+_)?(num_key_value_heads|num_kv_heads|n_kv_heads|num_kv_heads)", _kv),
+    (r"(max_)?(\w+_)?position_embeddings|n_positions|n_ctx|seq_length|max_seq_len", 64),
+    (r"max_(target|source)_positions|max_sequence_length", 64),
+    (r"(\w+_)?(num_hidden_layers|num_layers|n_layers?|depth)|layers|num_blocks", 2),
+    (r"(en|de)coder_layers|num_(en|de)coder_layers", 2),
+    (r"(\w+_)?(num_key_value_heads|n(um)?_kv_heads)", _shared_heads),
+    # State spaces: 8 heads of 16 make up twice the hidden size.
+    (r"mamba_n(um)?_heads", 8),
+    (r"(mamba_|\w+_)?n_?groups|num_groups", 1),
+    (r"(mamba_)?d_state|mamba_dt_rank|ssm_state_size|state_size|time_step_rank", 8),
+    (r"(mamba_)?chunk_size", 8),
+    (r"mamba_d_head", 16),
     (r"(\w+_)?(num_attention_heads|num_heads|n_heads?|attention_heads|nhead)", 4),
     (r"qk_rope_head_dim|qk_nope_head_dim|v_head_dim", 8),
-    (r"qk_head_dim", 16),
-    (r"(\w+_)?(head_dim|d_kv|dim_head|head_size|kv_channels|attention_head_size)", 16),
+    (r"(\w+_)?(head_dim|d_kv|dim_head|head_size|kv_channels)", 16),
     (r"q_lora_rank|kv_lora_rank", 16),
-    (r"(\w+_)?(intermediate_size|ffn_dim|ffn_hidden_size|mlp_dim|d_ff|n_inner|hidden_dim|feedforward_dim|ffn_size|dim_ff|mlp_hidden_size)(_\w+)?", 48),
-    (r"(\w+_)?(hidden_size|d_model|n_embd|embed_dim|emb_dim|dim_model|projection_dim|embedding_size|embedding_dim|dim|word_embed_proj_dim)(_\w+)?", 64),
-    (r"(\w+_)?(num_experts|n_routed_experts|num_local_experts|num_routed_experts|n_experts)", 4),
-    (r"(\w+_)?(num_experts_per_tok(en)?|moe_topk|top_k_experts|experts_per_token|moe_top_k|moe_k)", 2),
+    (r"(\w+_)?(intermediate_size|mlp_hidden_size|ffn_hidden_size|feedforward_dim)(_\w+)?", 48),
+    (r"(\w+_)?(ffn_dim|mlp_dim|d_ff|n_inner|hidden_dim|ffn_size|dim_ff)(_\w+)?", 48),
+    (r"(\w+_)?(hidden_size|d_model|n_embd|embed_dim|emb_dim|dim_model|dim)(_\w+)?", 64),
+    (r"(\w+_)?(projection_dim|embedding_size|embedding_dim|word_embed_proj_dim)(_\w+)?", 64),
+    (r"(\w+_)?(num_(local_|routed_)?experts|n_(routed_)?experts)", 4),
+    (r"(\w+_)?(num_experts_per_tok(en)?|moe_top_?k|top_k_experts|experts_per_token|moe_k)", 2),
     (r"n_group", 2),
     (r"topk_group", 1),
-    (r"(\w+_)?(sliding_window|window_size|local_attention|attention_window|attention_chunk_size)", 4),
+    (r"(\w+_)?(sliding_window|window_size|local_attention)", 4),
+    (r"(attention_window|attention_chunk_size)", 4),
     (r"first_k_dense_replace|max_window_layers|num_kv_shared_layers", 1),
     (r"query_pre_attn_scalar", 16),
     (r"image_size", 16),
     (r"patch_size", 4),
-)  # fmt: skip
+)
 
-EXCEPTIONS: dict[str, dict[str, Any]] = {}
-UNBUILDABLE: dict[str, str] = {}
+# Where a type has no base model, the head that is built; other mappings follow by their names.
+PREFERRED = (
+    "MODEL_MAPPING_NAMES",
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+)
+
+# Types that do not run in float64: masks that overflow, or float32 in their own code.
+SINGLE = ("fsmt", "mra", "xglm")
+
+
+def _mrope(*sections: int, **more: Any) -> dict[str, Any]:
+    """Return rotary positions in three directions, whose sections add up to half a head."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
+    return {"rope_parameters": rope | more}
+
+
+# Sizes of types for which the rules are not enough; "text_config.head_dim" is inside.
+EXCEPTIONS: dict[str, dict[str, Any]] = {
+    # ids
+    "bamba": {"attn_layer_indices": [1]},
+    "blt": {},
+    "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {},
+    "cosmos3_edge_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}},
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 1.5},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "first_k_dense_replace": 1},
+    "ernie4_5_vl_moe_text": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}, "moe_intermediate_size": [48, 32]},
+    "esm": {"vocab_size": 100, "pad_token_id": 1, "mask_token_id": 3},
+    "glm4v_text": _mrope(2, 3, 3),
+    "glm4v_moe_text": _mrope(1, 1, 2, partial_rotary_factor=0.5),
+    "glm_image_text": _mrope(2, 3, 3),
+    "glm_ocr_text": _mrope(2, 3, 3),
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "gptj": {"rotary_dim": 8},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "hunyuan_vl_text": {"head_dim": 16, **_mrope(2, 2, 2, 2)},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "longcat_flash": {"head_dim": 8},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "ministral": {"head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2},
+    "nemotron_h": {"n_groups": 1, "mamba_num_heads": 8, "mamba_head_dim": 16},
+    "qwen2_5_vl_text": _mrope(2, 3, 3),
+    "qwen2_vl_text": _mrope(2, 3, 3),
+    "reformer": {
+        "axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 8), "attn_layers": ["local", "lsh"],
+        "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
+    },
+    "xlstm": {"num_heads": 4, "qk_dim_factor": 1.0},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "attention_hidden_size": 128, "attention_head_dim": 32, "num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"]},
+    "zamba2": {"attention_hidden_size": 128, "attention_head_dim": 32, "num_hidden_layers": 4, "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "hybrid_layer_ids": [1, 3]},
+}  # fmt: skip
