@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 import normscope
 from normscope import Contributions, LabelledArray
-from normscope.engine.batch import named, with_residual
+from normscope.engine.batch import with_residual
+from normscope.engine.naming import named
 from normscope.text.tokens import Tokens
 
 SENTENCE = ("[CLS]", "the", "cat", "##s", "sat", "on", "the", "mat", ".", "[SEP]")

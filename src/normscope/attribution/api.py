@@ -14,14 +14,14 @@ from normscope.attribution.answers import LogitValue, Terms
 from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.baselines import baseline_of
 from normscope.attribution.batches import ExplainedBatch, Runner, Task
-from normscope.attribution.heads import CHOICES, LABELS, SPANS, TOKEN_LABELS, WORDS, labels_of
-from normscope.attribution.labels import span_text
 from normscope.attribution.options import AttributionOptions, Question
 from normscope.attribution.questions import row_of
-from normscope.attribution.reading import Reader, is_chat, join_tokens, spoken
+from normscope.attribution.reading import Reader, is_chat, join_tokens
 from normscope.attribution.rows import AskedRow
 from normscope.attribution.tracing import Segment
+from normscope.attribution.wording import answer_in_words, headline_of, terms_in_words
 from normscope.capture import refuse_compiled
+from normscope.engine.items import GivenItems, MediaGiven
 from normscope.errors import InputError
 from normscope.foundation.interrupts import shielded
 from normscope.foundation.torch_settings import torch_settings_kept
@@ -64,6 +64,9 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     similar_to: str | Sequence[str] | None = None,
     position: Any = None,
     baseline: Any = None,
+    images: Any = None,
+    audio: Any = None,
+    sampling_rate: int | None = None,
     method: str | None = None,
     units: str = "logit",
     gate: str = "half",
@@ -84,8 +87,8 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     Args:
         model: a transformers model with its head, a folder or a hub name; None is the default
             language model, or with ``similar_to`` the default sentence encoder.
-        tokenizer: the model's tokenizer, or a pair (source, target) of them; loaded with the model
-            if that is a folder or a name.
+        tokenizer: the model's tokenizer, or a pair (source, target) of them, or its processor;
+            loaded with the model if that is a folder or a name.
         text: one text, or a list of texts, which is computed in batches. A list of messages,
             {"role": …, "content": …}, is one chat; the tokenizer's template makes it a prompt.
         answer: what is explained. Of a language model, the next tokens, as a string that is
@@ -106,7 +109,15 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
             last token of a language model, the mask of a masked one.
         baseline: explain the difference from another input of the same length: a token's name
             ("[MASK]"), which replaces all but special tokens, a text, "zero" or "mean" for
-            embeddings, or a list of these, over which shares are averaged.
+            embeddings, or a list of these, over which shares are averaged. Of images and
+            recordings, "zero" is one in which every number that the model reads is zero.
+        images: an image, or a list: a path, an image of Pillow, an array or a tensor. Without a
+            text there is a result for each; all images of a list belong to one text; for a list of
+            texts, give an image, or a list of images, for each. The source of a patch is the state
+            that enters the first layer. A model that compares images with texts is explained by
+            the logit with which they belong together.
+        audio: a recording, or a list: the path of a WAV file, or samples.
+        sampling_rate: samples in a second, of samples with another rate than the model's.
         method: "frozen" (the default), "secant" (the default with a baseline), "attn_lrp" or
             "input_x_gradient".
         units: "logit", or "logprob": the logit less the mean of all logits, weighted by their
@@ -129,16 +140,20 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
         An :class:`Attribution`; a list of them for a list of texts.
     """
     options = AttributionOptions(method, gate, units, trace, recompute).checked()
-    texts, single = _texts_of(text)
     asked = {"answer": answer, "foil": foil, "text_pair": text_pair, "target": target}
     asked |= {"continuation": continuation, "generate": generate, "similar_to": similar_to}
     asked |= {"position": position, "baseline": baseline}
+    media = MediaGiven(images, audio, sampling_rate)
+    where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
+    if media:
+        given = media.items(text, None, truncate=truncate)
+        return _attribute_items((model, tokenizer), given, asked, options, strict=strict, **where)
+    texts, single = _texts_of(text)
     questions = _questions_of(asked, None if single else len(texts))
     for question in questions:
         options.method_for(question)
     similar = any(question.similar_to is not None for question in questions)
     loaded = isinstance(model, str | os.PathLike)
-    where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
     with gradients():
         model, tokenizer = resolved(model, tokenizer, similar=similar, strict=strict, **where)
         explainer = Explainer(model, tokenizer, options, truncate=truncate)
@@ -149,6 +164,41 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
         for result in results:
             _ = result.signature
     return results[0] if single else results
+
+
+def _attribute_items(
+    model_and_processor: tuple[Any, Any],
+    given: GivenItems,
+    asked: dict[str, Any],
+    options: AttributionOptions,
+    **where: Any,
+) -> Attribution | list[Attribution]:
+    """Explain outputs by images and recordings, one after the other."""
+    from normscope.attribution.items import ItemExplainer
+
+    questions = _questions_of(asked, None if given.single else len(given.items))
+    for question in questions:
+        options.method_for(question)
+        if question.similar_to is not None:
+            raise InputError("similar_to compares texts; leave out images= and audio=")
+    loaded = isinstance(model_and_processor[0], str | os.PathLike)
+    results = []
+    with gradients():
+        model, processor = resolve(*model_and_processor, processor=True, **where)
+        if processor is None:
+            raise InputError(
+                "no processor was given; use attribute(model, processor, images=…), or give the "
+                "model's folder or name, and its processor is loaded with it"
+            )
+        refuse_compiled(model)
+        explainer = ItemExplainer(model, processor, options)
+        for at, (item, question) in enumerate(zip(given.items, questions, strict=True)):
+            prepared = given.prepared(model, processor, at)
+            results.append(explainer.explain(item, prepared, question))
+    if loaded:  # hash the weights now, because the model is deleted on return
+        for result in results:
+            _ = result.signature
+    return results[0] if given.single else results
 
 
 @shielded
@@ -169,7 +219,7 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
             "folder or name, and its tokenizer is loaded with it; attribute_inputs() takes tensors"
         )
     refuse_compiled(model)
-    check_reads_text(model, "use attribute_inputs() with what its processor returns")
+    check_reads_text(model, "give images= or audio=, with its processor in the tokenizer's place")
     return model, tokenizer
 
 
@@ -266,7 +316,9 @@ class Explainer:
         row, value = task.row, explained.value
         steps = value.rows[at] if isinstance(value, LogitValue) else []
         terms = steps[0] if steps else ()
-        answer = row.answer if row.answer is not None else named(self.model, reader, row, terms)
+        answer = row.answer
+        if answer is None:
+            answer = answer_in_words(self.model, reader, row, terms)
         stacks = {source.stack for shares in explained.shares for source in shares.sources}
         tokens = row.text.tokens
         for more in (*row.texts[1:], *([] if row.decoder is None else [row.decoder])):
@@ -278,7 +330,7 @@ class Explainer:
             explained=row.explained,
             answer=answer,
             foil=row.foil,
-            settings={**settings, **_headline(runner.head, row, answer)},
+            settings={**settings, **headline_of(runner.head, row, answer, "text")},
             signature=self._signature.with_settings(settings),
         )
         rows = slice(at * len(row.texts), (at + 1) * len(row.texts))
@@ -286,20 +338,7 @@ class Explainer:
 
     def _settings(self, reader: Reader, task: Task, terms: Terms, answer: str) -> dict[str, str]:
         row = task.row
-        settings = self.options.describe(task.method)
-        indices = [term.index for term in terms if term.index is not None]
-        if row.explained is not None:
-            settings["answer"] = f"{len(row.explained)} tokens"
-        elif row.similar_to is not None:
-            settings["answer"] = settings["units"] = "cosine"
-        elif row.function is not None:
-            settings["answer"], settings["units"] = answer, "function"
-        else:
-            settings["answer"] = ",".join(map(str, indices[: _positive(terms)])) or "none"
-            if row.foil is not None:
-                settings["foil"] = ",".join(map(str, indices[_positive(terms) :]))
-        if row.position is not None:
-            settings["position"] = str(row.position)
+        settings = self.options.describe(task.method) | terms_in_words(row, terms, answer)
         if task.baselines:
             settings["baseline"] = ",".join(_plain_text(b.name) for b in task.baselines)
         parameter = next(self.model.parameters())
@@ -312,10 +351,6 @@ def signature_of(model: nn.Module, tokenizer: Any, settings: dict[str, str]) -> 
     return Signature(model, tokenizer, settings, None, conventions=CONVENTIONS)
 
 
-def _positive(terms: Terms) -> int:
-    return sum(term.weight > 0 for term in terms)
-
-
 def _plain_text(text: str) -> str:
     """Return a text without the characters that separate the fields of a signature."""
     return text.replace("|", "/").replace("\n", " ")
@@ -326,39 +361,6 @@ def encoder_of(model: Any) -> Any:
     base = getattr(model, "base_model", model)
     two = getattr(base.config, "is_encoder_decoder", False) and hasattr(base, "get_encoder")
     return base.get_encoder() if two else base
-
-
-def named(model: Any, reader: Reader, row: AskedRow, terms: Terms) -> str:
-    """Return the answer that the model chose, in words."""
-    from normscope.attribution.heads import head_of
-
-    head = head_of(model)
-    indices = [int(term.index) for term in terms if term.index is not None]
-    if head == SPANS:
-        return span_text(row.text.tokens, *indices)
-    if head == CHOICES:
-        return row.names[indices[0]]
-    if head in WORDS:
-        return spoken(reader.writer, indices)
-    return labels_of(model).get(indices[0], str(indices[0]))
-
-
-def _headline(head: str, row: AskedRow, answer: str) -> dict[str, str]:
-    """Return what the shares answer, where it is not what a language model says."""
-    rather = "" if row.foil is None else f" rather than {row.foil!r}"
-    if row.similar_to is not None:
-        return {"question": f"What makes the text similar to {row.similar_to!r}"}
-    if row.function is not None:
-        return {"question": f"What made the value of the function {answer}".rstrip()}
-    if head == LABELS:
-        return {"question": f"What makes the text {answer!r}{rather}"}
-    if head == TOKEN_LABELS and row.position is not None:
-        token = row.text.tokens.texts[row.position]
-        return {"question": f"What makes {token!r} {answer!r}{rather}"}
-    if head in (SPANS, CHOICES):
-        verb = "answer" if head == SPANS else "choose"
-        return {"question": f"What made the model {verb} {answer!r}{rather}"}
-    return {}
 
 
 def _segments(row: AskedRow, at: int, stacks: set[str]) -> list[Segment]:

@@ -21,7 +21,7 @@ _KINDS = {
     MASKED: r"ForMaskedLM",
     LABELS: r"For(Sequence|Image|Audio|Video)Classification(WithTeacher)?"
     r"|SequenceClassifi(er|cation)|ForNextSentencePrediction",
-    TOKEN_LABELS: r"For(Token|AudioFrame)Classification|ForCTC",
+    TOKEN_LABELS: r"For(Token|AudioFrame)Classification|ForCTC|ForObjectDetection",
     SPANS: r"ForQuestionAnswering(Simple)?",
     CHOICES: r"ForMultipleChoice",
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -44,22 +44,24 @@ from normscope.attribution.reading import join_tokens, spoken
 from normscope.attribution.rows import position_in
 from normscope.attribution.tracing import Segment
 from normscope.capture import refuse_compiled
-from normscope.engine.batch import is_vision, named
+from normscope.engine.batch import is_vision
 from normscope.engine.batches import out_of_memory
-from normscope.engine.given import checked_inputs, model_failures
+from normscope.engine.given import checked_inputs, model_failures, row_count
+from normscope.engine.naming import SeenPositions, named
 from normscope.errors import InputError
 from normscope.linearisation.rules import rules_of
+from normscope.linearisation.structure import structure_of
 from normscope.models.left_padding import warn_of_left_padding
 from normscope.models.loading import resolve
+from normscope.models.processors import FEATURES, is_processor
 from normscope.models.running import accepted_by, evaluating
-from normscope.models.sides import tokenizers_of
+from normscope.models.sides import tokenizer_in, tokenizers_of
 from normscope.results.arrays import take
 from normscope.results.attribution import Attribution
 from normscope.text.pieces import label_ids
 from normscope.text.tokens import Tokens, check_tokenizer
 
 Mask = NDArray[np.bool_]
-EXTRA = ("[CLS]", "[DIST]")  # tokens before the patches of an image
 
 
 def attribute_inputs(
@@ -116,25 +118,7 @@ def attribute_inputs(
         questions = rows.questions(per_row, baseline)
         chosen = options.method_for(questions[0])
         value, kept = rows.value(questions, options, exact=chosen == SECANT)
-        given = {**rows.inputs, **({} if kept is None else {"logits_to_keep": kept})}
-        shares = []
-        for entry in questions[0].baselines or (None,):
-            real, others = rows.pair(given, value, entry)
-            try:
-                work = partial(
-                    explain,
-                    model,
-                    real,
-                    value,
-                    rules_of(chosen, gate),
-                    trace=trace,
-                    recompute=recompute,
-                    baseline_inputs=others,
-                )
-                with model_failures(model, real), evaluating(model):
-                    shares.append(rows.signature.snapshot.settled(work))
-            except torch.OutOfMemoryError as error:
-                raise out_of_memory("this batch: give fewer rows at once") from error
+        shares = rows.explained(value, kept, questions[0].baselines, chosen, options)
         settings = options.describe(chosen)
         return [
             rows.result(row, shares, value, questions[row], settings) for row in range(rows.count)
@@ -148,7 +132,7 @@ class InputRows:
         model: a transformers model.
         inputs: the keyword arguments of its forward pass.
         tokens: the names of the positions of each row, if known.
-        tokenizer: the tokenizer of the ids, if known.
+        tokenizer: the tokenizer of the ids, if known, or the processor that made the inputs.
     """
 
     def __init__(
@@ -159,8 +143,9 @@ class InputRows:
         tokenizer: Any = None,
     ) -> None:
         self.model, self.head = model, head_of(model)
+        self.seen = SeenPositions(model, inputs, tokenizer)
         self.inputs = {name: _moved(model, value) for name, value in inputs.items()}
-        self.count = len(next(v for v in self.inputs.values() if isinstance(v, Tensor)))
+        self.count = row_count(self.inputs)
         self.choices = 1
         if self.head == CHOICES:
             self.choices = next(v for v in self.inputs.values() if isinstance(v, Tensor)).shape[1]
@@ -170,10 +155,13 @@ class InputRows:
             }
         self.two = bool(getattr(model.config, "is_encoder_decoder", False))
         self.tokens = tokens
-        self.tokenizers: Any = None if tokenizer is None else tokenizers_of(model, tokenizer)
-        if tokenizer is not None:
-            check_tokenizer(tokenizers_of(model, tokenizer).source)
-        self.signature = signature_of(model, tokenizer, {})
+        self.paths = _paths_of(model)
+        reader = tokenizer_in(tokenizer)
+        if not is_processor(reader):
+            check_tokenizer(reader[0] if isinstance(reader, tuple | list) else reader)
+        reads = reader is not None and not is_processor(reader)
+        self.tokenizers: Any = tokenizers_of(model, reader) if reads else None
+        self.signature = signature_of(model, reader if reads else None, {})
         if tokens is not None and len(tokens) != self.count:
             raise InputError(f"tokens has {len(tokens)} rows, and the inputs have {self.count}")
 
@@ -219,41 +207,22 @@ class InputRows:
                     f"real ones ({len(real)} with padding)"
                 )
             return tokens
+        path = self.paths.get(stack, stack)
+        seen = self.seen.tokens(path, row * len(real), len(real), self._ids(stack, row, len(real)))
+        if seen is None:
+            return named([f"position {at}" for at in kept])
+        return take(seen, kept)
+
+    def _ids(self, stack: str, row: int, length: int) -> Tokens | None:
+        """Return the names of a stack's positions as ids; None if they are no ids."""
         decoder = self.two and stack == "decoder"
         ids = self.inputs.get("decoder_input_ids" if decoder else "input_ids")
-        if isinstance(ids, Tensor) and ids.shape[-1] == len(real) and not is_vision(stack):
-            if ids.ndim == 3:
-                ids = ids.flatten(0, 1)
-            chosen = [int(index) for index in ids[row].cpu().numpy()[real]]
-            if self.tokenizers is not None:
-                return label_ids(self.tokenizers.side(as_target=decoder), chosen)
-            return replace(named([str(index) for index in chosen]), ids=tuple(chosen))
-        patches = None if decoder else self._patches(len(real))
-        if patches is not None:
-            return take(patches, kept)
-        audio = any(name in self.inputs for name in ("input_values", "input_features"))
-        what = "frame" if audio and not decoder else "position"
-        return named([f"{what} {at}" for at in kept])
-
-    def _patches(self, length: int) -> Tokens | None:
-        """Return the names of an image's patches, by row and column, if the grid is known."""
-        pixels = self.inputs.get("pixel_values")
-        config: Any = self.model.config
-        config = getattr(config, "vision_config", None) or config
-        size = getattr(config, "patch_size", None)
-        if not isinstance(pixels, Tensor) or pixels.ndim != 4 or size is None:
+        if not isinstance(ids, Tensor) or ids.shape[-1] != length or is_vision(stack):
             return None
-        high, wide = (size, size) if isinstance(size, int) else tuple(size)
-        rows, columns = pixels.shape[2] // high, pixels.shape[3] // wide
-        extra = length - rows * columns
-        if not 0 <= extra <= 16:
-            return None
-        before = [EXTRA[i] if i < len(EXTRA) and extra <= 2 else f"extra {i}" for i in range(extra)]
-        if extra > 2:
-            before[0] = EXTRA[0]
-        grid = [f"patch {r},{c}" for r in range(rows) for c in range(columns)]
-        tokens = named([*before, *grid])
-        return replace(tokens, special=tuple(i < extra for i in range(len(tokens))))
+        chosen = [int(index) for index in ids.flatten(0, -2)[row].tolist()]
+        if self.tokenizers is not None:
+            return label_ids(self.tokenizers.side(as_target=decoder), chosen)
+        return replace(named([str(index) for index in chosen]), ids=tuple(chosen))
 
     # ---- questions
 
@@ -288,9 +257,7 @@ class InputRows:
         if self.head == NO_HEAD:
             raise no_head(self.model)
         terms = [[self._terms(row, question)] for row, question in enumerate(questions)]
-        kept = None
-        if self.head == CAUSAL and "logits_to_keep" in accepted_by(self.model):
-            kept = sorted({term.place for row in terms for step in row for term in step})
+        kept = self.kept(term.place for row in terms for step in row for term in step)
         valid = None
         if self.head == SPANS:
             valid = [np.flatnonzero(self.read(row)).tolist() for row in range(self.count)]
@@ -371,7 +338,50 @@ class InputRows:
             terms = (*terms, *span_terms(start, end, weight))
         return terms
 
-    # ---- baselines
+    # ---- passes
+
+    def explained(
+        self,
+        value: Any,
+        kept: list[int] | None,
+        baselines: Sequence[Any],
+        method: str,
+        options: AttributionOptions,
+    ) -> list[RowShares]:
+        """Return the shares of all rows, for each baseline.
+
+        Args:
+            value: what is explained.
+            kept: the positions that logits are kept of, if not all.
+            baselines: what differences are taken to; empty for shares of the value itself.
+            method: the name of the method.
+            options: how to explain.
+        """
+        given = {**self.inputs, **({} if kept is None else {"logits_to_keep": kept})}
+        shares = []
+        for entry in baselines or (None,):
+            real, others = self.pair(given, value, entry)
+            try:
+                work = partial(
+                    explain,
+                    self.model,
+                    real,
+                    value,
+                    rules_of(method, options.gate),
+                    trace=options.trace,
+                    recompute=options.recompute,
+                    baseline_inputs=others,
+                )
+                with model_failures(self.model, real), evaluating(self.model):
+                    shares.append(self.signature.snapshot.settled(work))
+            except torch.OutOfMemoryError as error:
+                raise out_of_memory("this batch: give fewer rows at once") from error
+        return shares
+
+    def kept(self, places: Iterable[int]) -> list[int] | None:
+        """Return the positions that logits are kept of, if the model can leave out others."""
+        few = self.head == CAUSAL and "logits_to_keep" in accepted_by(self.model)
+        return sorted(set(places)) if few else None
 
     def pair(
         self, given: Mapping[str, Any], value: Any, baseline: Any
@@ -432,18 +442,10 @@ class InputRows:
         settings: Mapping[str, str],
     ) -> Attribution:
         """Return the result of one row."""
-        choices = self.choices
-        lengths = {source.stack: source.shares.shape[2] for source in shares[0].sources}
-        segments, tokens, sides = [], None, list[str]()
-        for number, (stack, length) in enumerate(lengths.items()):
-            for at in range(row * choices, (row + 1) * choices):
-                real = self.real(stack, at, length)
-                names = self.names(stack, at, real, number == 0 and choices == 1)
-                tokens = names if tokens is None else join_tokens(tokens, names)
-                segments.append(Segment(stack, at, real))
-                side = ("target" if stack == "decoder" else "source") if self.two else "text"
-                sides += [side] * len(names)
-        assert tokens is not None
+        segments, parts, sides = self.segments(row, shares)
+        tokens = parts[0]
+        for names in parts[1:]:
+            tokens = join_tokens(tokens, names)
         terms = value.rows[row][0] if isinstance(value, LogitValue) else ()
         words = [self._word(term) for term in terms]
         positive = sum(term.weight > 0 for term in terms)
@@ -456,6 +458,7 @@ class InputRows:
             )
         dtype = next(self.model.parameters()).dtype
         described["dtype"] = str(dtype).removeprefix("torch.")
+        choices = self.choices
         labels = Labels(
             tokens=tokens,
             sides=sides,
@@ -467,6 +470,46 @@ class InputRows:
         )
         rows = slice(row * choices, (row + 1) * choices)
         return attribution(shares, rows, segments, labels)
+
+    def segments(
+        self, row: int, shares: Sequence[RowShares]
+    ) -> tuple[list[Segment], list[Tokens], list[str]]:
+        """Return the positions of a row, the names of each segment, and the side of each name."""
+        lengths = {source.stack: source.shares.shape[2] for source in shares[0].sources}
+        segments, parts, sides = [], list[Tokens](), list[str]()
+        for number, (stack, length) in enumerate(lengths.items()):
+            for at in range(row * self.choices, (row + 1) * self.choices):
+                real = self.real(stack, at, length)
+                names = self.names(stack, at, real, number == 0 and self.choices == 1)
+                if shares[0].trace is None:
+                    real, names = self._without_placeholders(stack, at, real, names, shares)
+                segments.append(Segment(stack, at, real))
+                parts.append(names)
+                sides += [self._side(stack, names)] * len(names)
+        return segments, parts, sides
+
+    def _without_placeholders(
+        self, stack: str, row: int, real: Mask, names: Tokens, shares: Sequence[RowShares]
+    ) -> tuple[Mask, Tokens]:
+        """Leave out ids in whose places a model puts states of an image; they have no shares."""
+        config, kinds = self.model.config, ("image", "video", "audio")
+        known = [f"{kind}_token_{what}" for kind in kinds for what in ("id", "index")]
+        places = {getattr(config, name, None) for name in known} - {None}
+        if names.ids is None or not places & set(names.ids):
+            return real, names
+        own = [s.shares[row] for each in shares for s in each.sources if s.stack == stack]
+        used = np.any([(array != 0).any(axis=0) for array in own], axis=0)[real]
+        kept = [at for at, index in enumerate(names.ids) if used[at] or index not in places]
+        without, real = np.isin(np.arange(len(names)), kept), real.copy()
+        real[real] = without
+        names = take(names, kept)
+        return real, names if any(names.places or ()) else replace(names, places=None, pictures=())
+
+    def _side(self, stack: str, names: Tokens) -> str:
+        if names.ids is None and names.pictures:
+            hears = any(isinstance(self.inputs.get(name), Tensor) for name in FEATURES)
+            return "audio" if hears else "image"
+        return ("target" if stack == "decoder" else "source") if self.two else "text"
 
     def _word(self, term: Term) -> str:
         index = str(term.index)
@@ -492,6 +535,12 @@ def _explainable(model: Any, inputs: Any) -> dict[str, Any]:
                 f"explained: leave it out, and give answer={more}"
             )
     return checked_inputs(model, inputs, "attribute_inputs")
+
+
+def _paths_of(model: Any) -> dict[str, str]:
+    """Return the path of each stack of layers by its short name."""
+    structure = structure_of(model)
+    return {structure.name(path): path for path in reversed(structure.stacks)}
 
 
 def _is_list(value: Any) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from normscope.attribution.answers import Term, Terms
-from normscope.attribution.generation import write
 from normscope.attribution.options import Question
 from normscope.attribution.reading import Reader, spoken
 from normscope.attribution.rows import AskedRow, position_in, sides_of
@@ -46,7 +45,7 @@ def causal_row(reader: Reader, text: Any, question: Question, model: Any) -> Ask
     follows: Any = question.continuation
     if question.generate is not None:
         prompt, _ = reader.prompt(text)
-        follows = write(model, reader.tokenizer, prompt, question.generate)
+        follows = reader.write(prompt, question.generate)
     if follows is not None:
         whole, count = reader.prompt(text, follows)
         sides = ("text",) * count + ("continuation",) * (len(whole) - count)
@@ -187,12 +186,13 @@ def translation_row(reader: Reader, text: Any, question: Question, model: Any) -
             decoder = reader.decoder_input(target)
             explained = target.tokens
         else:
-            written = write(model, reader.writer, source, question.generate or 0)
+            written = reader.write(source, question.generate or 0)
             tokens = label_ids(reader.writer, written)
-            explained = take(tokens, range(1, len(written)))
+            explained = take(tokens, range(reader.begins, len(written)))
             read = take(tokens, range(len(written) - 1))
             decoder = Encoded(written[:-1], {}, read)
-        steps = tuple((Term(at, index),) for at, index in enumerate(explained.ids or ()))
+        first = len(decoder) - len(explained)
+        steps = tuple((Term(first + at, index),) for at, index in enumerate(explained.ids or ()))
         return row(
             decoder, steps=steps, explained=explained, answer=spoken_steps(reader, explained)
         )

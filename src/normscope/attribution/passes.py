@@ -18,6 +18,7 @@ from torch.func import functional_call
 from normscope.attribution.diagnosis import diagnose
 from normscope.attribution.recomputation import recomputed, worth_recomputing
 from normscope.capture.active import ACTIVE
+from normscope.engine.given import row_count
 from normscope.engine.judge import judge_shares, share_bound
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.interrupts import shielded
@@ -186,7 +187,7 @@ class _Setup:
     @property
     def rows(self) -> int:
         """The number of rows of the batch."""
-        return next(t.shape[0] for t in self.inputs.values() if isinstance(t, Tensor) and t.dim())
+        return row_count(self.inputs)
 
     def network(self) -> Network:
         """Return a network that has not run."""
@@ -332,12 +333,15 @@ class _Setup:
             leaf = source.leaf.detach()
             tangent = torch.zeros_like(leaf)
             rows = replay.explained_rows
-            if len(leaf) == replay.rows and leaf.dim() == 3:
-                change = leaf[:rows] - leaf[rows:] if self.rules.difference else leaf
+            if len(leaf) % replay.rows == 0 and leaf.dim() in (2, 3):
+                # The patches of a row's images may follow each other, without an axis of rows.
+                states = leaf.reshape(replay.rows, -1, leaf.shape[-1])
+                change = states[:rows] - states[rows:] if self.rules.difference else states
                 place = (source.stack, source.part)
                 if place not in chosen:
-                    chosen[place] = draw.randrange(leaf.shape[1])
-                tangent[:rows, chosen[place]] = change[:, chosen[place]]
+                    chosen[place] = draw.randrange(states.shape[1])
+                pushed = tangent.view(states.shape)
+                pushed[:rows, chosen[place]] = change[:, chosen[place]]
             return tangent
 
         replay.components = component

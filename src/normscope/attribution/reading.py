@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from normscope.attribution.generation import write
 from normscope.attribution.heads import is_index
 from normscope.errors import InputError
 from normscope.foundation.texts import printable
 from normscope.models.sides import tokenizers_of
 from normscope.results.arrays import take
 from normscope.text.limits import check_fits, embedding_table, max_length_of
+from normscope.text.pictures import Place
 from normscope.text.pieces import SPACE_MARKS, label_ids
 from normscope.text.targets import shift_right
 from normscope.text.tokens import Encoded, Tokens, encode, state_kept
@@ -32,6 +34,11 @@ class Reader:
         self.tokenizer, self.truncate = self.tokenizers.source, truncate
         self.writer: Any = self.tokenizers.target
         """The tokenizer of what the model writes, which is the same for most models."""
+
+    @property
+    def begins(self) -> int:
+        """The number of tokens before what a decoder writes."""
+        return 1
 
     # ---- texts
 
@@ -149,6 +156,10 @@ class Reader:
             raise InputError(f"the tokenizer gives no tokens for {follows!r}")
         return join(prompt, label_ids(self.tokenizer, ids))
 
+    def write(self, prompt: Encoded, count: int) -> list[int]:
+        """Return the tokens that the model writes after a prompt, or those of its decoder."""
+        return write(self.model, self.writer, prompt, count)
+
     # ---- ids
 
     def ids_of(self, text: str, *, as_target: bool = False) -> list[int]:
@@ -222,7 +233,18 @@ def join_tokens(tokens: Tokens, more: Tokens) -> Tokens:
         if known
         else None,
         words=(*(tokens.words or ()), *(more.words or ())) if known else None,
+        places=_joined_places(tokens, more),
+        pictures=tokens.pictures + more.pictures,
     )
+
+
+def _joined_places(tokens: Tokens, more: Tokens) -> tuple[Place | None, ...] | None:
+    """Return the places of tokens followed by others, whose pictures follow too."""
+    if tokens.places is None and more.places is None:
+        return None
+    before = len(tokens.pictures)
+    behind = (p and (before + p[0], *p[1:]) for p in more.places or (None,) * len(more))
+    return (*(tokens.places or (None,) * len(tokens)), *behind)
 
 
 def spoken(tokenizer: Any, ids: Sequence[int]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from normscope.attribution.answers import Terms
 from normscope.attribution.reading import Reader
 from normscope.errors import InputError
+from normscope.models.running import accepted_by
 from normscope.results.arrays import abridged
 from normscope.text.tokens import Encoded, Tokens
 
@@ -103,7 +104,8 @@ def with_decoder(
     reader: Reader, encoded: Encoded, sides: tuple[str, ...]
 ) -> tuple[Encoded | None, tuple[str, ...]]:
     """Return what the decoder of a model with a label head reads: the same text, shifted."""
-    if not getattr(reader.model.config, "is_encoder_decoder", False):
+    two = getattr(reader.model.config, "is_encoder_decoder", False)
+    if not two or "decoder_input_ids" not in accepted_by(reader.model):
         return None, sides
     decoder = reader.decoder_input(encoded)
     return decoder, ("source",) * len(encoded) + ("target",) * len(decoder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import Capture
+from normscope.engine.naming import SeenPositions, named
 from normscope.errors import InputError
 from normscope.foundation.shapes import Bool
 from normscope.models.running import accepted_by
@@ -28,6 +29,7 @@ class Batch:
         inputs: its keyword arguments, on its device.
         tokens: the tokens of each row by role, if known.
         host: the inputs on the CPU, if available.
+        seen: what positions read of images and recordings, if known.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class Batch:
         tokens: Sequence[RowTokens] | None = None,
         *,
         host: Mapping[str, Any] | None = None,
+        seen: SeenPositions | None = None,
     ) -> None:
         self.model, self._inputs, self.row_tokens = model, inputs, tokens
+        self.seen = seen
         self.host = inputs if host is None else host
         self.memo: dict[Any, Any] = {}  # what measures computed for this batch
         self._on_cpu: dict[str, Tensor | None] = {}
@@ -135,28 +139,33 @@ class Batch:
 
     def key_tokens(self, stack: str, kind: str, real: np.ndarray, row: int) -> Tokens:
         """Return the tokens along the keys of an attention of a stack."""
-        if kind == "cross" and not self.encoder_decoder:  # the encoder's tokens are unknown
+        if kind == "self":
+            return self._tokens(self.role(stack), stack, real, row)
+        if self.seen is not None and (read := self.seen.read_across(len(real), row)) is not None:
+            return take(read, np.flatnonzero(real).tolist())
+        if not self.encoder_decoder:  # the encoder's tokens are unknown
             return named([f"position {i}" for i in np.flatnonzero(real)])
-        return self._tokens(self.role(stack) if kind == "self" else "", stack, real, row)
+        return self._tokens("", stack, real, row)
 
     def _tokens(self, role: str, stack: str, real: np.ndarray, row: int) -> Tokens:
         """Return the tokens of the real positions of a row, in a stack with this role."""
-        known = None if self.row_tokens is None else self.row_tokens[row]
-        tokens = None if known is None or is_vision(stack) else known.get(role)
-        if tokens is not None and len(tokens) == len(real) and not real.all():
-            tokens = take(tokens, np.flatnonzero(real).tolist())
-        if tokens is not None:
-            if len(tokens) != int(real.sum()):
-                raise InputError(
-                    f"tokens names {len(tokens)} positions of row {row}, but it has "
-                    f"{int(real.sum())} real ones ({len(real)} with padding)"
-                )
-            return tokens
-        ids = self._host_rows("decoder_input_ids" if role else "input_ids")
-        if ids is not None and ids.shape[-1] == len(real) and not is_vision(stack):
-            kept = ids[row].numpy()[real].tolist()
-            return named(kept, ids=tuple(kept))
-        return named([f"position {i}" for i in np.flatnonzero(real)])
+        kept, vision = np.flatnonzero(real).tolist(), is_vision(stack)
+        known = None if self.row_tokens is None or vision else self.row_tokens[row]
+        tokens = None if known is None else known.get(role)
+        ids = None if vision else self._host_rows("decoder_input_ids" if role else "input_ids")
+        if tokens is None and ids is not None and ids.shape[-1] == len(real):
+            numbers = ids[row].tolist()
+            tokens = named(numbers, ids=tuple(numbers))
+        if tokens is not None and len(tokens) not in (len(real), len(kept)):
+            raise InputError(
+                f"tokens names {len(tokens)} positions of row {row}, but it has {len(kept)} real "
+                f"ones ({len(real)} with padding)"
+            )
+        if self.seen is not None and (tokens is None or len(tokens) == len(real)):
+            tokens = self.seen.tokens(stack, row * len(real), len(real), tokens)
+        if tokens is None:
+            return named([f"position {i}" for i in kept])
+        return take(tokens, kept) if len(tokens) == len(real) > len(kept) else tokens
 
 
 def _rows(inputs: Mapping[str, Any], name: str) -> Tensor | None:
@@ -169,13 +178,6 @@ def _rows(inputs: Mapping[str, Any], name: str) -> Tensor | None:
     return tensor if tensor.dim() == 2 else None
 
 
-def named(strings: Iterable[object], ids: tuple[int, ...] | None = None) -> Tokens:
-    """Return tokens with these names, each a word of its own."""
-    names = tuple(map(str, strings))
-    each = tuple(range(len(names)))
-    return Tokens(names, ids, (False,) * len(names), names, word_of=each, words=names)
-
-
 def with_residual(tokens: Tokens) -> Tokens:
     """Return the keys of a cross-attention with the decoder's own state as the last key."""
     word_of, words = tokens.word_of, tokens.words
@@ -186,6 +188,8 @@ def with_residual(tokens: Tokens) -> Tokens:
         texts=(*tokens.texts, RESIDUAL),
         word_of=None if word_of is None or words is None else (*word_of, len(words)),
         words=None if words is None else (*words, RESIDUAL),
+        places=None if tokens.places is None else (*tokens.places, None),
+        pictures=tokens.pictures,
     )
 
 

@@ -102,6 +102,14 @@ def row_tokens(
     return [{role: rows[at] for role, rows in named.items()} for at in range(count)] or None
 
 
+def row_count(inputs: Mapping[str, Any]) -> int:
+    """Return the number of rows of a batch: that of ids or masks, if there are any."""
+    # The patches of all images may follow each other in one tensor, without an axis of rows.
+    first = (*IDS, "inputs_embeds", "decoder_inputs_embeds", "attention_mask")
+    tensors = [inputs.get(name) for name in (*first, *inputs)]
+    return next(len(t) for t in tensors if isinstance(t, Tensor) and t.dim())
+
+
 def _needs(caller: str, what: str) -> str:
     return (
         f"{caller}() needs a mapping of tensors (input_ids, pixel_values, …) as the model itself "

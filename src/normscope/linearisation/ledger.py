@@ -39,19 +39,27 @@ class Ledger:
             state.register_hook(lambda g: self.add(cut, [self._product(g, constant)]))
 
     def count_positions(
-        self, state: Tensor, constant: Tensor, place_of: Callable[[], tuple[str, str]]
+        self,
+        state: Tensor,
+        constant: Tensor,
+        cut: int,
+        place_of: Callable[[], tuple[str, str] | None],
     ) -> None:
         """Count the share of a constant that is a summand of a (row, position, hidden) state.
 
         Args:
             state: the sum.
             constant: the summand.
-            place_of: returns its stack and part, in the backward pass.
+            cut: where it is counted as a bias, if it belongs to no position.
+            place_of: returns its stack and part, in the backward pass; None for a bias.
         """
 
         def add(g: Tensor) -> None:
-            shares, place = inner(constant.expand_as(g), g).sum(-1), place_of()
-            self.positions[place] = self.positions.get(place, 0) + shares
+            products, place = inner(constant.expand_as(g), g), place_of()
+            if place is None:
+                self.add(cut, [products])
+            else:
+                self.positions[place] = self.positions.get(place, 0) + products.sum(-1)
 
         if self.counting and state.requires_grad:
             state.register_hook(add)

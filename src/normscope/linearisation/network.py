@@ -59,7 +59,7 @@ from normscope.linearisation.secants import (
     SecantSlope,
     SecantSoftmax,
 )
-from normscope.linearisation.structure import Structure
+from normscope.linearisation.structure import Structure, first_state
 from normscope.linearisation.trace import Tracer
 
 
@@ -74,10 +74,9 @@ class Source:
 
 @dataclass
 class _Coming:
-    """The stack that runs next, and the number of sources that were there before its own."""
+    """The stack that runs next."""
 
     stack: str
-    first_source: int = 0
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ class Network(LeavableMode):
             self.entered.append(stack)
             self._coming.stack = self.structure.name(stack)
             following = self.structure.next_stack(self.entered)
-            self._coming = _Coming(self.structure.name(following), len(self.sources))
+            self._coming = _Coming(self.structure.name(following))
             args, kwargs = self._with_source(self.structure.name(stack), args, kwargs)
         if self.rules.difference:
             self._refuse_positions_first(args, kwargs)
@@ -219,13 +218,13 @@ class Network(LeavableMode):
         self, name: str, args: Arguments, kwargs: Keywords
     ) -> tuple[Arguments, Keywords]:
         """Make the states that enter a stack a source, unless they depend on one."""
-        place = next((i for i, a in enumerate(args) if isinstance(a, Tensor)), None)
-        hidden = kwargs.get("hidden_states") if place is None else args[place]
-        if not isinstance(hidden, Tensor) or hidden.requires_grad:
+        place = first_state(args, kwargs)
+        hidden = None if place is None else args[place] if isinstance(place, int) else kwargs[place]
+        if hidden is None or place is None or hidden.requires_grad:
             return args, kwargs
         state = self.source(name, "state", hidden)
-        if place is None:
-            return args, {**kwargs, "hidden_states": state}
+        if isinstance(place, str):
+            return args, {**kwargs, place: state}
         return (*args[:place], state, *args[place + 1 :]), kwargs
 
     def positions_first(self, state: Tensor) -> bool:
@@ -298,6 +297,10 @@ class Network(LeavableMode):
             return value
         if not rows_first and self.rows > 1:
             return value  # a constant; its share is counted where it is added, for each row
+        if part != "word" and not any(s.stack == stack and s.part == "word" for s in self.sources):
+            return (
+                value  # a constant too: of pixels and audio, the state that is read is the source
+            )
         return self.source(stack, part, value)
 
     def source(self, stack: str, part: str, value: Tensor) -> Tensor:
@@ -322,13 +325,21 @@ class Network(LeavableMode):
             and state.dim() == 3
             and constant.shape[-2:] == state.shape[-2:]
         ):
-            known = {source.part for source in self.sources[self._coming.first_source :]}
-            if part == "position" and "word" not in known:
-                part = "state"  # such as patches of an image, to which positions are added
-            coming = self._coming
-            self.ledger.count_positions(state, constant, lambda: (coming.stack, part))
+            coming, shape = self._coming, state.shape[:-1]
+            self.ledger.count_positions(
+                state, constant, self.cut, lambda: self._place_of(coming.stack, part, shape)
+            )
         else:
             self.ledger.count(state, constant, self.cut)
+
+    def _place_of(self, stack: str, part: str, shape: torch.Size) -> tuple[str, str] | None:
+        """Return stack and part of a constant at positions; None if the stack has others."""
+        own = [source for source in self.sources if source.stack == stack]
+        if all(source.leaf.shape[:-1] != shape for source in own):
+            return None  # such as the columns of an image's features
+        words = any(source.part == "word" for source in own)
+        # Without words they are such as patches of an image, to which positions are added.
+        return stack, part if words or part != "position" else "state"
 
     def _sum(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
         value: Tensor = func(*args, **kwargs)

@@ -52,11 +52,10 @@ class Structure:
 
     def stack_of(self, weight: Tensor, entered: list[str]) -> str | None:
         """Return the stack that reads an embedding: the nearest one, or the next to run."""
-        homes = {
-            max(self.stacks, key=lambda stack: _common(stack, path))
-            for path in self._homes.get(id(weight), ())
-            if self.stacks
-        }
+        pairs = [(stack, path) for path in self._homes.get(id(weight), ()) for stack in self.stacks]
+        nearest = max((_common(*pair) for pair in pairs), default=0)
+        # A tied output layer is near to no stack in particular.
+        homes = {stack for stack, path in pairs if _common(stack, path) == nearest}
         homes -= {*entered}
         return homes.pop() if len(homes) == 1 else self.next_stack(entered)
 
@@ -102,6 +101,15 @@ def structure_of(model: nn.Module) -> Structure:
     """Return the structure of a model, read again only if its modules or weights are others."""
     state = [(id(module), *map(id, module._parameters.values())) for module in modules(model)]
     return _STRUCTURES.get(model, state, lambda: Structure(model))
+
+
+def first_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str | None:
+    """Return the place of the states among the arguments of a layer: a position or a name."""
+    for at, value in enumerate(args):
+        if isinstance(value, Tensor):
+            return at
+    names = [name for name, v in kwargs.items() if isinstance(v, Tensor) and v.is_floating_point()]
+    return "hidden_states" if "hidden_states" in names else next(iter(names), None)
 
 
 def _common(path: str, other: str) -> int:

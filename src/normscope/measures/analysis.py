@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,17 @@ from torch import Tensor, nn
 
 from normscope.decomposition.available import check_available
 from normscope.decomposition.scopes import NORMS, WEIGHTS
-from normscope.engine.batch import Batch, named
+from normscope.engine.batch import Batch
 from normscope.engine.batches import by_length, halves, out_of_memory, padded_length
 from normscope.engine.given import checked_inputs, model_failures, row_tokens
+from normscope.engine.items import MediaGiven
+from normscope.engine.naming import SeenPositions, named
 from normscope.engine.options import AnalysisOptions
 from normscope.engine.run import run
 from normscope.errors import InputError
 from normscope.foundation.progress import stage
-from normscope.kernels.backend import triton_for
-from normscope.measures.maps import Maps
+from normscope.measures.items import analyze_items
+from normscope.measures.maps import Maps, settings_of
 from normscope.models.left_padding import warn_of_left_padding
 from normscope.models.loading import resolve
 from normscope.models.running import accepted_by, check_reads_text
@@ -79,6 +80,9 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
     maps: Sequence[str] = (WEIGHTS, NORMS),
     heads: str = "sum",
     *,
+    images: Any = None,
+    audio: Any = None,
+    sampling_rate: int | None = None,
     ff_bias: str = "path",
     memory: str | int = "2GB",
     attention: str = "auto",
@@ -100,11 +104,18 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
 
     Args:
         model: a transformers model, a folder or a hub name; None is the default model.
-        tokenizer: the model's tokenizer, or a pair (source, target) of them; loaded with the model
-            if that is a folder or a name.
-        text: one text, or a list of texts, which is computed in batches of similar lengths.
+        tokenizer: the model's tokenizer, or a pair (source, target) of them, or its processor;
+            loaded with the model if that is a folder or a name.
+        text: one text, or a list of texts, which is computed in batches of similar lengths. For a
+            model that reads images within a text, with the image's token at its place, or the
+            messages of a chat.
         text_pair: a second text in the same input, for models that read pairs.
         target: the decoder's input; required for encoder–decoder models.
+        images: an image, or a list: a path, an image of Pillow, an array or a tensor. Without a
+            text there is a result for each; all images of a list belong to one text; for a list of
+            texts, give an image, or a list of images, for each.
+        audio: a recording, or a list: the path of a WAV file, or samples.
+        sampling_rate: samples in a second, of samples with another rate than the model's.
         maps: names of maps: "attn_w", "attn_n", and those that include residual, norm and
             feed-forward.
         heads: "sum", the norm of the sum over heads, or "each".
@@ -136,8 +147,14 @@ def analyze(  # type: ignore[misc]  # the overloads leave out the keyword-only o
     options = AnalysisOptions(
         maps, heads, ff_bias, memory, attention, kernels, reduce, categories, precision
     ).checked()
-    texts = _Texts.of(text, text_pair, target, truncate)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
+    media = MediaGiven(images, audio, sampling_rate)
+    if media:
+        given = media.items(text, target, text_pair=text_pair, truncate=truncate)
+        with_model = _resolve(model, tokenizer, **where, strict=strict, processor=True)
+        (results,) = analyze_items(*with_model, given, lambda _: [options])
+        return results[0] if given.single else results
+    texts = _Texts.of(text, text_pair, target, truncate)
     with_model = _resolve(model, tokenizer, **where, strict=strict)
     (results,) = _analyze_texts(*with_model, texts, lambda _: [options])
     return results[0] if texts.single else results
@@ -151,6 +168,8 @@ def analyze_views(
     *,
     text_pair: str | None = None,
     target: str | None = None,
+    images: Any = None,
+    audio: Any = None,
     truncate: bool = False,
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
@@ -162,13 +181,20 @@ def analyze_views(
     ``views`` returns the options of each analysis (such as summed heads and single heads) for the
     loaded model and the number of tokens. The other arguments are those of :func:`analyze`.
     """
-    texts = _Texts.of(text, text_pair, target, truncate)
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
-    model, tokenizer, loaded = _resolve(model, tokenizer, **where, strict=strict)
+    media = MediaGiven(images, audio)
+    with_media = bool(media)
+    model, tokenizer, loaded = _resolve(
+        model, tokenizer, **where, strict=strict, processor=with_media
+    )
 
     def chosen(length: int) -> list[AnalysisOptions]:
         return [view.checked() for view in views(model, length)]
 
+    if media:
+        given = media.items(text, target, text_pair=text_pair, truncate=truncate)
+        return [results[0] for results in analyze_items(model, tokenizer, loaded, given, chosen)]
+    texts = _Texts.of(text, text_pair, target, truncate)
     return [results[0] for results in _analyze_texts(model, tokenizer, loaded, texts, chosen)]
 
 
@@ -211,14 +237,14 @@ def analyze_inputs(
     if tokenizer is not None:
         known = row_tokens(model, tokenizer, host)
     warn_of_left_padding(model, host, stacklevel=2)
-    signature = Signature(model, tokenizer, _settings(model, options))
+    signature = Signature(model, tokenizer, settings_of(model, options))
     measure = Maps(model, options, signature)
     moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in host.items()}
     try:
         with model_failures(model, moved):
             (judged,) = run(
                 model,
-                [Batch(model, moved, known, host=host)],
+                [Batch(model, moved, known, host=host, seen=SeenPositions(model, host))],
                 [measure],
                 attention=options.attention,
                 recorded_as=repr(options),
@@ -233,30 +259,26 @@ def analyze_inputs(
 # ---- the model
 
 
-def _resolve(model: Any, tokenizer: Any, **where: Any) -> tuple[Any, Any, bool]:
-    """Return the model, its tokenizer, and whether the model was loaded for this call alone."""
+def _resolve(
+    model: Any, tokenizer: Any, *, processor: bool = False, **where: Any
+) -> tuple[Any, Any, bool]:
+    """Return the model, what it reads with, and whether it was loaded for this call alone."""
     loaded = isinstance(model, str | os.PathLike)
-    model, tokenizer = resolve(model, tokenizer, **where)
+    model, tokenizer = resolve(model, tokenizer, processor=processor, **where)
+    if tokenizer is None and processor:
+        raise InputError(
+            "no processor was given; use analyze(model, processor, images=…), or give the model's "
+            "folder or name, and its processor is loaded with it"
+        )
+    if processor:
+        return model, tokenizer, loaded
     if tokenizer is None:
         raise InputError(
             "no tokenizer was given; use analyze(model, tokenizer, text), or give the model's "
             "folder or name, and its tokenizer is loaded with it"
         )
-    check_reads_text(model, "use analyze_inputs() with what its processor returns")
+    check_reads_text(model, "give images= or audio=, with its processor in the tokenizer's place")
     return model, tokenizer, loaded
-
-
-def _settings(model: nn.Module, options: AnalysisOptions) -> dict[str, str]:
-    """Return the settings that belong in the signature."""
-    parameter = next(model.parameters())
-    settings = options.describe()
-    if options.categories:
-        settings["categories"] = json.dumps(options.categories)
-    kernels: Any = options.kernels
-    if triton_for(kernels, parameter.device) is not None:
-        settings["kernels"] = "triton"
-    settings["dtype"] = str(parameter.dtype).removeprefix("torch.")
-    return settings
 
 
 # ---- texts
@@ -326,7 +348,7 @@ def _analyze_texts(
     for options in views:
         check_available(model, options.maps)
     measures = [
-        Maps(model, options, signature.with_settings(_settings(model, options)))
+        Maps(model, options, signature.with_settings(settings_of(model, options)))
         for options in views
     ]
     make = partial(TextBatch, model, both.source, rows)

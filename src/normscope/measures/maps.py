@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -18,11 +19,14 @@ from normscope.decomposition.layer import LayerView
 from normscope.decomposition.maps import Reduce
 from normscope.decomposition.reductions import largest
 from normscope.decomposition.scopes import behind_feed_forward, need_whole_layers
-from normscope.engine.batch import Batch, named, with_residual
+from normscope.engine.batch import Batch, with_residual
+from normscope.engine.given import row_count
 from normscope.engine.measure import Needs, Observed, Part
+from normscope.engine.naming import named
 from normscope.engine.options import OTHER, AnalysisOptions
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.garbage import collection_paused
+from normscope.kernels.backend import triton_for
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
 from normscope.results.signature import Signature
@@ -144,7 +148,9 @@ class Maps:
         results = []
         with collection_paused():
             for row in range(count):
-                by_name = {name: part.result(row, signature) for name, part in rows.items()}
+                by_name: dict[str, Contributions] = {}
+                for name, part in rows.items():
+                    by_name |= part.results(name, row, count, signature)
                 results.append(
                     next(iter(by_name.values()))
                     if len(by_name) == 1
@@ -187,6 +193,15 @@ class _PartRows:
             axes = measure.axes(kind)
             column = _Column(kind, map_name, axes, tensor.unbind(0))
             self.columns.setdefault((axes, tuple(tensor.shape[1:])), []).append(column)
+
+    def results(
+        self, name: str, row: int, count: int, signature: Signature
+    ) -> dict[str, Contributions]:
+        """Return the results of one row of the batch by name: several if it has several images."""
+        each = len(self.queries) // count
+        if each == 1:
+            return {name: self.result(row, signature)}
+        return {f"{name}_{at}": self.result(row * each + at, signature) for at in range(each)}
 
     def result(self, row: int, signature: Signature) -> Contributions:
         """Return the result of one row."""
@@ -344,10 +359,15 @@ def _check_call(captured: Capture) -> None:
 
 
 def _count_rows(batch: Batch, parts: Mapping[str, Observed]) -> int:
-    """Return how many rows there are; raise InputError if parts differ."""
+    """Return how many rows there are; raise InputError if parts differ.
+
+    A tower may have several rows for one of the batch: the images of a text, or parts of an image.
+    """
     counts = {name: len(observed.queries) for name, observed in parts.items()}
-    count = next(iter(counts.values()))
-    if len(set(counts.values())) > 1:
+    count = next(iter(counts.values())) if batch.seen is None else row_count(batch.host)
+    if any(n % count for n in counts.values()) or (
+        batch.seen is None and len({*counts.values()}) > 1
+    ):
         listing = ", ".join(f"{n} of {name}" for name, n in counts.items())
         raise InputError(
             f"the parts of this model ran on different numbers of rows: {listing}. A result has "
@@ -358,6 +378,19 @@ def _count_rows(batch: Batch, parts: Mapping[str, Observed]) -> int:
             f"tokens names the positions of {len(batch.row_tokens)} rows, but there are {count}"
         )
     return count
+
+
+def settings_of(model: nn.Module, options: AnalysisOptions) -> dict[str, str]:
+    """Return the settings that belong in the signature."""
+    parameter = next(model.parameters())
+    settings = options.describe()
+    if options.categories:
+        settings["categories"] = json.dumps(options.categories)
+    kernels: Any = options.kernels
+    if triton_for(kernels, parameter.device) is not None:
+        settings["kernels"] = "triton"
+    settings["dtype"] = str(parameter.dtype).removeprefix("torch.")
+    return settings
 
 
 def category_of(tokens: Tokens, categories: Mapping[str, Sequence[str]]) -> list[int]:

@@ -26,6 +26,7 @@ from normscope.models.completeness import check_whole, mark_made_up
 from normscope.models.default import DefaultKind
 from normscope.models.failures import attempt, first_line, remote_code
 from normscope.models.hub import only_cached
+from normscope.models.sides import tokenizer_in
 from normscope.models.sources import ModelSource, find_source
 from normscope.models.unwrapping import holds_model, unwrapped
 from normscope.models.weight_files import ModelFiles, check_numbers, check_weight_files
@@ -56,8 +57,8 @@ def load(
     device: str | torch.device | None = None,
     tokenizer: bool = True,
     strict: bool = True,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """Load a model in evaluation mode, and the tokenizer saved with it.
+) -> tuple[PreTrainedModel, Any]:
+    """Load a model in evaluation mode, and the tokenizer or processor saved with it.
 
     Args:
         name: a folder, a GGUF file, a name on the hub ("owner/name"), "smollm2" for the default
@@ -68,13 +69,15 @@ def load(
             keeps the dtype in which the weights are stored; the weights of a GGUF file are
             dequantised to float32, and those of "de-en" are float32 on a CPU.
         device: where to put the model: "cpu", "cuda", "cuda:1", "mps". None is the CPU.
-        tokenizer: False for a model that reads no text.
+        tokenizer: False to leave out the tokenizer or processor.
         strict: refuse a model that is not loaded whole: its base model lacks weights, or leaves
             some in the file, or an adapter lies beside them. Heads may be left out or be missing.
             False loads it as transformers does.
 
     Returns:
-        The model and its tokenizer, or None in place of the tokenizer.
+        The model and its tokenizer, or None in place of the tokenizer. For a model that reads
+        images or recordings it is the processor (``AutoProcessor``), which has the tokenizer of a
+        model that also reads text.
 
     Raises:
         ModelNotFoundError: there is no such model, or it may not or cannot be loaded as it is.
@@ -91,14 +94,14 @@ def _load(
     device: torch.device,
     tokenizer: bool,
     strict: bool,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+) -> tuple[PreTrainedModel, Any]:
     location, commit = source.location, source.commit
     if dtype == "auto" and source.cpu_dtype is not None and device.type == "cpu":
         dtype = _dtype_of(source.cpu_dtype)
     name = Path(source.label).name
     stage(f"loading {'the model' if name == 'model' else name}")
     model: Any
-    reader: PreTrainedTokenizerBase | None = None
+    reader: Any = None
     if source.gguf:
         file = Path(location)
         with gguf_files.READING, gguf_files.reading():
@@ -116,25 +119,27 @@ def _load(
                 commit = _commit_of(location, source.revision)
                 files = replace(files, revision=commit)
             model = attempt(location, _load_model, files, config, dtype, strict)
-            reader = attempt(location, _load_tokenizer, files) if tokenizer else None
+            reader = attempt(location, _load_reader, files, config) if tokenizer else None
     # transformers keeps where a model came from in its config; `identity` reads it back.
     model.config._name_or_path = source.label
     model.config._commit_hash = commit
-    if reader is not None:
-        reader.name_or_path = source.label
+    own = tokenizer_in(reader)
+    if own is not None and hasattr(own, "name_or_path"):
+        own.name_or_path = source.label
     return model.to(device).eval(), reader
 
 
 def resolve(
     model: object,
-    tokenizer: PreTrainedTokenizerBase | None = None,
+    tokenizer: Any = None,
     *,
     revision: str | None = None,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device | None = None,
     kind: DefaultKind = "encoder",
     strict: bool = True,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
+    processor: bool = False,
+) -> tuple[PreTrainedModel, Any]:
     """Return a model that may have been given by name, and its tokenizer.
 
     Args:
@@ -149,6 +154,7 @@ def resolve(
         device: the same.
         kind: which default model None stands for: "encoder" (MiniLM) or "language" (SmolLM2).
         strict: as for :func:`load`.
+        processor: whether to return a processor as it is, instead of the tokenizer in it.
 
     Returns:
         The model and its tokenizer. The tokenizer is None if the model was given ready and no
@@ -163,7 +169,8 @@ def resolve(
         MissingExtraError: the same.
     """
     if holds_model(model):
-        return unwrapped(model, tokenizer)
+        loaded, own = unwrapped(model, tokenizer)
+        return loaded, own if processor else tokenizer_in(own)
     if model is not None and not isinstance(model, str | os.PathLike):
         raise InputError(
             "model must be a transformers model, a folder or a name on the hub, but was given "
@@ -175,7 +182,8 @@ def resolve(
         loaded, own = _shared(source, chosen_dtype, chosen_device)
     else:
         loaded, own = _load(source, chosen_dtype, chosen_device, tokenizer is None, strict)
-    return loaded, own if tokenizer is None else tokenizer
+    reader = own if tokenizer is None else tokenizer
+    return loaded, reader if processor else tokenizer_in(reader)
 
 
 @lru_cache(maxsize=4)
@@ -300,6 +308,49 @@ def _class_of(source: str, config: PreTrainedConfig) -> Any:
         # The base class might load, but would not be the model that its authors mean.
         raise remote_code(source)
     return transformers.AutoModel
+
+
+def _load_reader(files: ModelFiles, config: PreTrainedConfig) -> Any:
+    """Load the processor of a model that reads images or recordings, or else the tokenizer."""
+    return _load_processor(files) if _has_processor(files, config) else _load_tokenizer(files)
+
+
+def _has_processor(files: ModelFiles, config: PreTrainedConfig) -> bool:
+    from transformers.models.auto import (
+        feature_extraction_auto,
+        image_processing_auto,
+        processing_auto,
+    )
+
+    folder = Path(files.location)
+    if folder.is_dir():
+        names = ("preprocessor_config.json", "processor_config.json")
+        return any((folder / name).is_file() for name in names)
+    tables = {
+        processing_auto: "PROCESSOR_MAPPING_NAMES",
+        image_processing_auto: "IMAGE_PROCESSOR_MAPPING_NAMES",
+        feature_extraction_auto: "FEATURE_EXTRACTOR_MAPPING_NAMES",
+    }
+    return any(config.model_type in getattr(module, name) for module, name in tables.items())
+
+
+def _load_processor(files: ModelFiles) -> Any:
+    import transformers
+
+    try:
+        return transformers.AutoProcessor.from_pretrained(files.location, **files.arguments)
+    except ImportError as error:
+        raise ModelNotFoundError(
+            f"the processor of {files.location!r} needs a package that is not installed: "
+            f"{first_line(error)}"
+        ) from error
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise
+        raise ModelNotFoundError(
+            f"no processor can be loaded from {files.location!r} ({first_line(error)}); save it "
+            "there with processor.save_pretrained(), or load both yourself and pass them in"
+        ) from error
 
 
 def _load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:

@@ -62,7 +62,7 @@ def tokenizers_of(model: Any, tokenizer: Any) -> Tokenizers:
     Args:
         model: a transformers model. The folder that it was loaded from may hold a tokenizer for the
             target.
-        tokenizer: the model's tokenizer, or a pair (source, target).
+        tokenizer: the model's tokenizer, a processor that has one, or a pair (source, target).
 
     Raises:
         InputError: ``tokenizer`` is neither one tokenizer nor two.
@@ -70,7 +70,7 @@ def tokenizers_of(model: Any, tokenizer: Any) -> Tokenizers:
     both = tokenizer if isinstance(tokenizer, tuple | list) else (tokenizer, None)
     if len(both) != 2:
         raise InputError(f"give one tokenizer, or two (source, target), not {len(both)}")
-    source, target = both
+    source, target = map(tokenizer_in, both)
     folder = folder_of(model)
     data = {} if folder is None else read_json(folder)
     if target is None and folder is not None and data.get("target_tokenizer"):
@@ -80,6 +80,12 @@ def tokenizers_of(model: Any, tokenizer: Any) -> Tokenizers:
     except (ValueError, TypeError, AttributeError) as error:
         raise InputError(f"cannot use {METADATA_FILE} of {folder}: {error}") from None
     return Tokenizers(source, source if target is None else target, normalization)
+
+
+def tokenizer_in(processor: Any) -> Any:
+    """Return the tokenizer of a processor; anything else is returned as it is."""
+    inner = None if isinstance(processor, tuple | list) else getattr(processor, "tokenizer", None)
+    return processor if inner is None else inner
 
 
 def folder_of(model: Any) -> Path | None:

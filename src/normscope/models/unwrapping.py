@@ -49,7 +49,9 @@ def unwrapped(given: Any, tokenizer: Any = None) -> tuple[PreTrainedModel, Any]:
     while not isinstance(model, PreTrainedModel):
         own = None
         if _is_pipeline(model) or hasattr(model, "auto_model"):
-            own = getattr(model, "tokenizer", None)
+            own = getattr(model, "processor", None) or getattr(model, "tokenizer", None)
+            own = own or getattr(model, "image_processor", None)
+            own = own or getattr(model, "feature_extractor", None)
         tokenizer = own if tokenizer is None else tokenizer
         inside = _inside(model)
         if inside is None:

@@ -489,6 +489,7 @@ def take(tokens: Tokens, positions: Sequence[int]) -> Tokens:
         texts=pick(tokens.texts),
         word_of=word_of,
         words=words,
+        places=None if tokens.places is None else pick(tokens.places),
     )
 
 
@@ -518,6 +519,7 @@ def merge_words(tokens: Tokens) -> tuple[list[list[int]], Tokens]:
         texts=names,
         word_of=tuple(range(len(names))),
         words=names,
+        places=None if tokens.places is None else tuple(tokens.places[at] for at in first),
     )
     return list(groups.values()), merged
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from normscope.errors import InputError
 from normscope.foundation.interrupts import shielded
 from normscope.text.checks import check_text
+from normscope.text.pictures import Picture, Place
 from normscope.text.words import group_pieces, surface_without_offsets
 
 if TYPE_CHECKING:
@@ -53,11 +54,15 @@ class Tokens:
     """The index in `words` of the word each piece belongs to; None if that is not known."""
     words: tuple[str, ...] | None = field(default_factory=_unknown)
     """The text of each word, in order; a special token is a word of its own."""
+    places: tuple[Place | None, ...] | None = None
+    """Picture, row and column of each patch of an image; None for other positions."""
+    pictures: tuple[Picture, ...] = ()
+    """The images and recordings that `places` are in."""
 
     def __post_init__(self) -> None:
         lengths = {
             name: len(value)
-            for name in ("strings", "ids", "special", "texts", "word_of")
+            for name in ("strings", "ids", "special", "texts", "word_of", "places")
             if (value := getattr(self, name)) is not None
         }
         if len(set(lengths.values())) > 1:
@@ -66,6 +71,11 @@ class Tokens:
             )
         if (self.word_of is None) != (self.words is None):
             raise InputError("Tokens needs both word_of and words, or neither")
+        for place in filter(None, self.places or ()):
+            picture, *cell = place
+            known = self.pictures[picture] if 0 <= picture < len(self.pictures) else None
+            if known is None or not (0 <= cell[0] < known.rows and 0 <= cell[1] < known.columns):
+                raise InputError(f"Tokens has a place {place}, which none of its pictures has")
 
     def __len__(self) -> int:
         return len(self.strings)
@@ -109,12 +119,20 @@ class Tokens:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in plain JSON types; `from_dict` is the inverse."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.places is None:
+            del values["places"], values["pictures"]
+        else:
+            values["pictures"] = [picture.to_dict() for picture in self.pictures]
         return {name: None if value is None else list(value) for name, value in values.items()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Tokens:
         """Return the `Tokens` that `to_dict` described."""
         fields: dict[str, Any] = {name: v if v is None else tuple(v) for name, v in data.items()}
+        if fields.get("places") is not None:
+            places = (None if place is None else tuple(place) for place in fields["places"])
+            pictures = (Picture.from_dict(picture) for picture in fields["pictures"])
+            fields |= {"places": tuple(places), "pictures": tuple(pictures)}
         return cls(**fields)
 
 
