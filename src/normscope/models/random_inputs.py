@@ -46,7 +46,8 @@ def random_inputs(
     main = getattr(model, "main_input_name", "input_ids")
     names = main if isinstance(main, list | tuple) else [main]
     required = [name for name in _required(model) if name not in drawing.inputs]
-    absent = required or (names if not set(names) & set(drawing.inputs) else [])
+    read = [name for name in names if name in drawing.accepted]
+    absent = required or (read if not set(read) & set(drawing.inputs) else [])
     if absent and not FORMS.get(model.config.model_type):
         raise InputError(
             f"{type(model).__name__} reads {', '.join(absent)}, for which there are no random "
@@ -121,6 +122,16 @@ class _Drawing:
         if kind == "boxes":
             corners = torch.randint(0, 30, (*sizes, 2, 2), generator=self.generator)
             return corners.sort(-2).values.flatten(-2)
+        if kind == "all":
+            return torch.full(sizes[1:], sizes[0])
+        if kind == "no":
+            return torch.zeros(*sizes, dtype=torch.bool)
+        if kind == "leading":  # the positions that images take, at the beginning
+            return (torch.arange(sizes[1]) < sizes[2]).long().expand(sizes[0], -1).clone()
+        if kind == "patches":  # with their row and their column before them
+            places = torch.arange(sizes[1]).expand(sizes[0], -1)
+            places = torch.stack((places // 3, places % 3), -1).to(self.model.dtype)
+            return torch.cat((places, self.floats(*sizes)), -1)
         return {"ones": torch.ones, "zeros": torch.zeros}[kind](*sizes, dtype=torch.long)
 
     def size(self, item: Any) -> int:
