@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from normscope.errors import InputError
 from normscope.models.input_forms import FORMS
 from normscope.models.running import accepted_by, evaluating
+from normscope.models.walk import modules
 
 FIRST_ID = 12  # the lowest ids are where most vocabularies keep their special tokens
 GRID = 4  # patches on a side of an image that is given as patches
@@ -54,6 +55,28 @@ def random_inputs(
             "inputs; give a batch of your own as inputs="
         )
     return {name: tensor.to(model.device) for name, tensor in drawing.inputs.items()}
+
+
+# What a model reads, by the beginnings of the names of its inputs.
+_MODALITIES = {
+    "image": ("pixel_values", "hidden_states", "flattened_patches", "grid_thw", "prompt_pixel"),
+    "video": ("pixel_values_videos",),
+    "sound": ("input_values", "input_features", "audio"),
+    "text": ("input_ids", "decoder_input_ids"),
+}
+
+
+def modality_of(inputs: Iterable[str]) -> str:
+    """Return what inputs of these names are: "text", "image + text", "sound", …."""
+    names = [name for name in inputs if "mask" not in name]
+    kinds = [
+        kind
+        for kind, beginnings in _MODALITIES.items()
+        if any(name.startswith(beginnings) for name in names)
+    ]
+    if "video" in kinds:
+        kinds.remove("image")
+    return " + ".join(kinds) or "numbers"
 
 
 def _required(model: Any) -> list[str]:
@@ -236,14 +259,16 @@ class _Drawing:
 
     def vectors(self, name: str) -> int:
         """Return how many vectors of a row take the place of its images or sounds."""
-        features = getattr(self.model, f"get_{name}_features", None)
+        having = (m for m in modules(self.model) if hasattr(m, f"get_{name}_features"))
+        features = getattr(next(having, None), f"get_{name}_features", None)
         arguments = {} if features is None else self.arguments(features)
         if not any(tensor.is_floating_point() for tensor in arguments.values()):
             return 0
         with evaluating(self.model), torch.no_grad():
             output: Any = features(**arguments)  # type: ignore[misc]
-        output = getattr(output, "pooler_output", output)
-        output = getattr(output, "last_hidden_state", output)
+        for part in ("pooler_output", "last_hidden_state"):
+            if getattr(output, part, None) is not None:
+                output = getattr(output, part)
         tensors = [output] if isinstance(output, Tensor) else list(output)
         rows = sum(tensor.numel() // tensor.shape[-1] for tensor in tensors)
         return rows // self.batch
@@ -283,14 +308,14 @@ class _Drawing:
 
     def ordinary_ids(self, config: Any) -> Tensor:
         size = int(getattr(config, "vocab_size", 1000))
-        special = {
+        special = [
             value
             for part in _configs(self.config)
             for name, value in vars(part).items()
             if name.endswith(("token_id", "token_index")) and isinstance(value, int)
-        }
-        ids = range(min(FIRST_ID, size // 2), size)
-        return torch.tensor([i for i in ids if i not in special] if size < 10**6 else list(ids))
+        ]
+        ids = torch.arange(min(FIRST_ID, size // 2), size)
+        return ids[~torch.isin(ids, torch.tensor(special, dtype=torch.long))]
 
 
 def _configs(config: Any) -> Iterator[Any]:
