@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from normscope.cli.options import CommandArguments, CommonOptions, command, shared
+from normscope.cli.options import (
+    CommandArguments,
+    CommonOptions,
+    command,
+    option,
+    shared,
+    split_commas,
+)
 from normscope.cli.output import note, plain_console, quiet
 from normscope.cli.status import status
+from normscope.errors import InputError
 from normscope.foundation.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -25,6 +33,19 @@ BOUND = 1e-10  # the largest relative error, in float64, that counts as a proof
 class FamiliesArguments(CommandArguments):
     """The options of `normscope families`."""
 
+    every: bool = option(
+        False,
+        names=("--all",),
+        help="Check every model type of the installed transformers, shrunken, instead: attention, "
+        "the whole layer and attribution. Takes some minutes.",
+    )
+    only: str | None = option(None, help="With --all: these types alone.", metavar="TYPE,TYPE")
+    processes: int = option(
+        2, help="With --all: types that are checked at the same time.", metavar="N", min=1
+    )
+    markdown: str | None = option(
+        None, help="With --all: also write a page in Markdown.", metavar="FILE"
+    )
     as_json: bool = shared(CommonOptions, "as_json")
 
 
@@ -50,13 +71,19 @@ def families(arguments: FamiliesArguments) -> None:
     proved if its outputs equal those of its own attention bit for bit and, for every attention
     call, the parts add up to the real output. The error is the largest relative difference.
 
-    A family that is not listed may work as well: normscope.testing.check_architecture(model) checks
-    a model of your own.
+    A family that is not listed may work as well: --all checks every model type of the installed
+    transformers, and normscope.testing.check_architecture(model) a model of your own.
 
     \b
     Exit status:
-      0 all proved, 1 at least one not proved
+      0 all proved, or refused by name with --all
+      1 at least one not proved
     """  # noqa: D301
+    if arguments.every:
+        _sweep(arguments)
+        return
+    if arguments.only or arguments.markdown:
+        raise InputError("--only and --markdown need --all")
     proofs = []
     with status("loading the model families"), quiet():
         from normscope.models.architectures import FAMILIES
@@ -75,6 +102,47 @@ def families(arguments: FamiliesArguments) -> None:
         note(f"error: not proved: {proof.family}: {proof.failure}")
     if failures:
         raise typer.Exit(1)
+
+
+def _sweep(arguments: FamiliesArguments) -> None:
+    """Check every model type, and show what was found."""
+    with status("loading the model types"), quiet():
+        from normscope.cli import sweep_page
+        from normscope.cli.sweep import sweep
+        from normscope.foundation.files import whole_file
+        from normscope.models.shrinking import model_types
+
+        names = model_types()
+        if arguments.only is not None:
+            names = _chosen(names, split_commas(arguments.only))
+        found = {}
+        with progress_bar(len(names), unit="type", description="checking") as bar:
+            for report in sweep(names, processes=arguments.processes):
+                found[report.name] = report
+                bar.update()
+    reports = [found[name] for name in sorted(names)]
+    if arguments.markdown is not None:
+        with whole_file(arguments.markdown) as file:
+            file.write(sweep_page.to_markdown(reports).encode())
+    if arguments.as_json:
+        print(json.dumps(sweep_page.to_dict(reports), indent=1))
+    else:
+        plain_console().print(sweep_page.table_of(reports))
+        print("", *sweep_page.summary(reports), sep="\n")
+    failures = sweep_page.failures_of(reports)
+    for name, check, verdict in failures:
+        note(f"error: {name}: {check}: {verdict.status}: {verdict.reason}")
+    if failures:
+        raise typer.Exit(1)
+
+
+def _chosen(names: Sequence[str], only: Sequence[str]) -> tuple[str, ...]:
+    if unknown := [name for name in only if name not in names]:
+        raise InputError(
+            f"the installed transformers has no model type {unknown[0]!r}; a type is what a "
+            'configuration calls its "model_type"'
+        )
+    return tuple(dict.fromkeys(only))
 
 
 def prove(name: str) -> FamilyProof:

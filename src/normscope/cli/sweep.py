@@ -1,33 +1,30 @@
 """Every model type of the installed transformers: what is exact for it, and what is refused.
 
-Each type is built small and checked by itself in a process that may be killed, so that one that hangs
-or runs out of memory stops no other.
+Each type is built small and checked in a process that may be killed, so that one that hangs or
+runs out of memory stops no other.
 """
 
 from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any, Literal
-
-import torch
-from torch import Tensor
 
 from normscope.errors import ExactnessError, NormscopeError
 
 Status = Literal["exact", "refused", "wrong", "raised"]
-# What is checked of every type.
-ASPECTS = ("attention", "layer", "attribute")
+STATUSES: tuple[Status, ...] = ("exact", "refused", "wrong", "raised")
 
 BOUND = 1e-10  # the largest relative error, in float64, that counts as a proof
-SECONDS = 60.0  # for one type
-MEMORY = 8 * 2**30  # bytes of address space, beyond those of the imported libraries
+SECONDS = 180.0  # for one type, on a busy machine
+MEMORY = 10 * 2**30  # bytes of address space; torch alone takes four
 
 
 @dataclass(frozen=True)
@@ -53,18 +50,16 @@ class TypeReport:
     Attributes:
         name: transformers' name of the type.
         model: the class that was built.
-        inputs: the names of the inputs.
+        modality: what it reads: "text", "image", "image + text", ….
         missing: why it was not checked, or "".
-        verdicts: by the name of the check.
-        seconds: how long it took.
+        verdicts: by the name of the check; empty if it was not checked.
     """
 
     name: str
     model: str = ""
-    inputs: tuple[str, ...] = ()
+    modality: str = ""
     missing: str = ""
-    verdicts: dict[str, Verdict] | None = None
-    seconds: float = 0.0
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
 
 
 def sweep(
@@ -77,10 +72,10 @@ def sweep(
         while waiting or any(worker.name for worker in workers):
             for worker in workers:
                 if not worker.name and waiting:
-                    worker.give(waiting.pop(), seconds)
+                    worker.give(waiting.pop())
             wait([worker.connection for worker in workers if worker.name], timeout=1.0)
             for worker in workers:
-                if (report := worker.report()) is not None:
+                if (report := worker.report(seconds)) is not None:
                     yield report
     finally:
         for worker in workers:
@@ -91,162 +86,177 @@ class _Worker:
     """A process that checks one type at a time, and is replaced when it ends or takes too long."""
 
     def __init__(self) -> None:
-        self.name, self.begun, self.seconds = "", 0.0, SECONDS
+        self.name, self._begun = "", 0.0
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, there = context.Pipe()
-        self.process = context.Process(target=_answer, args=(there,), daemon=True)
-        self.process.start()
+        self._process = context.Process(target=_answer, args=(there,), daemon=True)
+        self._process.start()
         there.close()
 
-    def give(self, name: str, seconds: float) -> None:
-        self.name, self.begun, self.seconds = name, time.monotonic(), seconds
+    def give(self, name: str) -> None:
+        """Send the name of a type to be checked."""
+        self.name, self._begun = name, time.monotonic()
         with suppress(OSError):  # it has ended: `report` says so
             self.connection.send(name)
 
-    def report(self) -> TypeReport | None:
+    def report(self, seconds: float) -> TypeReport | None:
         """Return what was found, or None if the check is still running."""
         if not self.name:
             return None
-        taken = time.monotonic() - self.begun
+        reason = ""
         try:
             if self.connection.poll():
                 report: TypeReport = self.connection.recv()
                 self.name = ""
                 return report
-            reason = f"it took longer than {self.seconds:g} s" if taken > self.seconds else ""
+            if time.monotonic() - self._begun > seconds:
+                reason = f"it took longer than {seconds:g} s"
         except (EOFError, OSError):
-            self.process.join()
-            reason = f"its process ended with status {self.process.exitcode}"
+            self._process.join()
+            reason = f"its process ended with status {self._process.exitcode}"
         if not reason:
             return None
-        report = TypeReport(self.name, missing=reason, seconds=taken)
+        report = TypeReport(self.name, missing=reason)
         self.stop()
         self.name = ""
         self._start()
         return report
 
     def stop(self) -> None:
-        self.process.kill()
-        self.process.join()
+        """Kill the process."""
+        self._process.kill()
+        self._process.join()
         self.connection.close()
 
 
 def _answer(connection: Connection) -> None:
     """Check the types whose names come through a connection; runs in a process of its own."""
-    import transformers
+    import torch
+    from transformers.utils import logging
 
-    _limit_memory()
+    with suppress(ImportError, ValueError, OSError):  # where the system has no such limit
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)  # some modules print when they are imported
+        os.dup2(nowhere.fileno(), 2)
     warnings.simplefilter("ignore")
-    transformers.logging.set_verbosity_error()
+    logging.set_verbosity_error()
     torch.set_num_threads(1)
-    with suppress(EOFError, KeyboardInterrupt):
+    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
             connection.send(check_type(connection.recv()))
 
 
-def _limit_memory() -> None:
-    """Let a huge allocation fail, where the system can."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-
-
 def check_type(name: str) -> TypeReport:
-    """Build a small model of one type and check it."""
-    from normscope.models.random_inputs import random_inputs
+    """Build a small model of one type, run it, and check it."""
+    import torch
+
+    from normscope.models.random_inputs import modality_of, random_inputs
     from normscope.models.shrinking import model_class, shrunken_model
 
-    begun = time.monotonic()
-    cls = model_class(name)
-    if cls is None:
-        return TypeReport(name, missing="no model of its own: a part of other types")
-    kind = cls.__name__
+    kind, step = "", "built"
     try:
+        if (cls := model_class(name)) is None:
+            return TypeReport(name, missing="a part of other types, without a model of its own")
+        kind = cls.__name__
         model = shrunken_model(name)
-    except Exception as error:
-        return TypeReport(name, kind, missing=f"not built: {_text(error)}")
-    try:
+        step = "run on random inputs"
         inputs = random_inputs(model)
         with torch.no_grad():
             copy.deepcopy(model)(**inputs)
     except Exception as error:
-        return TypeReport(name, kind, missing=f"not fed: {_text(error)}")
-    verdicts = {aspect: judged(_CHECKS[aspect], model, inputs) for aspect in ASPECTS}
-    return TypeReport(name, kind, tuple(inputs), "", verdicts, time.monotonic() - begun)
+        return TypeReport(name, kind, missing=f"cannot be {step}: {_named(error)}")
+    checks = {"attention": _attention, "layer": _layer, "attribute": _attribute}
+    verdicts = {check: judged(function, model, inputs) for check, function in checks.items()}
+    return TypeReport(name, kind, modality_of(inputs), verdicts=verdicts)
 
 
-def judged(check: Callable[[Any, Any], float], model: Any, inputs: dict[str, Tensor]) -> Verdict:
-    """Return the verdict of one check."""
+def judged(check: Callable[[Any, Any], float], model: Any, inputs: Mapping[str, Any]) -> Verdict:
+    """Return the verdict of one check, of a copy of a model.
+
+    A copy, because some models cast their own modules when they run.
+    """
     try:
-        # A copy, because some models cast their own modules when they run.
         return Verdict("exact", check(copy.deepcopy(model), inputs))
     except ExactnessError as error:
-        return Verdict("wrong", reason=_line(error))
+        return Verdict("wrong", reason=_message(error))
     except NormscopeError as error:
-        return Verdict("refused", reason=_line(error))
+        return Verdict("refused", reason=_message(error))
     except Exception as error:
-        return Verdict("raised", reason=_text(error))
+        return Verdict("raised", reason=_named(error))
 
 
-def _line(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_line(error)}"
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_message(error)}"
 
 
-def _attention(model: Any, inputs: dict[str, Tensor]) -> float:
+def _bound(model: Any) -> float | None:
+    """Return the bound for a float64 model; None, which leaves it to the dtype, for others."""
+    return BOUND if str(model.dtype) == "torch.float64" else None
+
+
+def _attention(model: Any, inputs: Mapping[str, Any]) -> float:
     from normscope.testing import check_architecture
 
-    return check_architecture(model, inputs, bound=BOUND).worst
+    return check_architecture(model, inputs, bound=_bound(model)).worst
 
 
-def _layer(model: Any, inputs: dict[str, Tensor]) -> float:
-    from normscope.testing import FullPrecision, check_layers
+def _layer(model: Any, inputs: Mapping[str, Any]) -> float:
+    from normscope.testing import check_layers
 
-    with FullPrecision():
-        return max(check_layers(model, inputs, bound=BOUND).values())
+    with _precision(model):
+        return max(check_layers(model, inputs, bound=_bound(model)).values())
 
 
-def _attribute(model: Any, inputs: dict[str, Tensor]) -> float:
+def _attribute(model: Any, inputs: Mapping[str, Any]) -> float:
     from normscope.attribution.passes import explain
     from normscope.linearisation.rules import rules_of
-    from normscope.testing import FullPrecision
 
-    with FullPrecision():
-        shares = explain(model, inputs, value_of(inputs), rules_of("frozen"))
+    with _precision(model):
+        shares = explain(model, inputs, one_entry(inputs), rules_of("frozen"))
     return float(shares.error.max())
 
 
-_CHECKS = {"attention": _attention, "layer": _layer, "attribute": _attribute}
+def _precision(model: Any) -> Any:
+    from contextlib import nullcontext
+
+    from normscope.testing import FullPrecision
+
+    return nullcontext() if _bound(model) is None else FullPrecision()
 
 
-def value_of(inputs: dict[str, Tensor]) -> Callable[[Any], Tensor]:
-    """Explain one entry of the output, at the last real position where it has positions."""
+def one_entry(inputs: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return a function from a model's output to one of its numbers for each row.
+
+    Where an output has positions, that is a number of the last real one.
+    """
     mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
 
-    def value(output: Any) -> Tensor:
+    def entry(output: Any) -> Any:
         states = _states(output)
-        if states.dim() == 2:
-            return states[:, 1:2]
-        if states.dim() > 3:
+        if states.dim() != 3:
             return states.flatten(1)[:, 1:2]
         if mask is None or mask.shape != states.shape[:2]:
             return states[:, -1, 1:2]
-        last = (mask * torch.arange(mask.shape[1])).argmax(1)
-        return states[torch.arange(len(states)), last][:, 1:2]
+        last = mask.cumsum(1).argmax(1)
+        return states[range(len(states)), last][:, 1:2]
 
-    return value
+    return entry
 
 
-def _states(output: Any) -> Tensor:
+def _states(output: Any) -> Any:
+    """Return the first floating-point tensor of an output, one with known names before others."""
     for name in ("logits", "logits_per_image", "last_hidden_state"):
-        if isinstance(states := getattr(output, name, None), Tensor):
+        if hasattr(states := getattr(output, name, None), "dim"):
             return states.diagonal()[:, None] if name == "logits_per_image" else states
-    given = output if isinstance(output, tuple) else output.to_tuple()
-    return next(t for t in given if isinstance(t, Tensor) and t.is_floating_point())
+    tensors = output if isinstance(output, tuple) else output.to_tuple()
+    return next(t for t in tensors if hasattr(t, "dim") and t.is_floating_point())

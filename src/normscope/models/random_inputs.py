@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from normscope.errors import InputError
 from normscope.models.input_forms import FORMS
 from normscope.models.running import accepted_by, evaluating
+from normscope.models.walk import modules
 
 FIRST_ID = 12  # the lowest ids are where most vocabularies keep their special tokens
 GRID = 4  # patches on a side of an image that is given as patches
@@ -46,13 +47,36 @@ def random_inputs(
     main = getattr(model, "main_input_name", "input_ids")
     names = main if isinstance(main, list | tuple) else [main]
     required = [name for name in _required(model) if name not in drawing.inputs]
-    absent = required or (names if not set(names) & set(drawing.inputs) else [])
+    read = [name for name in names if name in drawing.accepted]
+    absent = required or (read if not set(read) & set(drawing.inputs) else [])
     if absent and not FORMS.get(model.config.model_type):
         raise InputError(
             f"{type(model).__name__} reads {', '.join(absent)}, for which there are no random "
             "inputs; give a batch of your own as inputs="
         )
     return {name: tensor.to(model.device) for name, tensor in drawing.inputs.items()}
+
+
+# What a model reads, by the beginnings of the names of its inputs.
+_MODALITIES = {
+    "image": ("pixel_values", "hidden_states", "flattened_patches", "grid_thw", "prompt_pixel"),
+    "video": ("pixel_values_videos",),
+    "sound": ("input_values", "input_features", "audio"),
+    "text": ("input_ids", "decoder_input_ids"),
+}
+
+
+def modality_of(inputs: Iterable[str]) -> str:
+    """Return what inputs of these names are: "text", "image + text", "sound", …."""
+    names = [name for name in inputs if "mask" not in name]
+    kinds = [
+        kind
+        for kind, beginnings in _MODALITIES.items()
+        if any(name.startswith(beginnings) for name in names)
+    ]
+    if "video" in kinds:
+        kinds.remove("image")
+    return " + ".join(kinds) or "numbers"
 
 
 def _required(model: Any) -> list[str]:
@@ -121,6 +145,16 @@ class _Drawing:
         if kind == "boxes":
             corners = torch.randint(0, 30, (*sizes, 2, 2), generator=self.generator)
             return corners.sort(-2).values.flatten(-2)
+        if kind == "all":
+            return torch.full(sizes[1:], sizes[0])
+        if kind == "no":
+            return torch.zeros(*sizes, dtype=torch.bool)
+        if kind == "leading":  # the positions that images take, at the beginning
+            return (torch.arange(sizes[1]) < sizes[2]).long().expand(sizes[0], -1).clone()
+        if kind == "patches":  # with their row and their column before them
+            places = torch.arange(sizes[1]).expand(sizes[0], -1)
+            places = torch.stack((places // 3, places % 3), -1).to(self.model.dtype)
+            return torch.cat((places, self.floats(*sizes)), -1)
         return {"ones": torch.ones, "zeros": torch.zeros}[kind](*sizes, dtype=torch.long)
 
     def size(self, item: Any) -> int:
@@ -225,14 +259,16 @@ class _Drawing:
 
     def vectors(self, name: str) -> int:
         """Return how many vectors of a row take the place of its images or sounds."""
-        features = getattr(self.model, f"get_{name}_features", None)
+        having = (m for m in modules(self.model) if hasattr(m, f"get_{name}_features"))
+        features = getattr(next(having, None), f"get_{name}_features", None)
         arguments = {} if features is None else self.arguments(features)
         if not any(tensor.is_floating_point() for tensor in arguments.values()):
             return 0
         with evaluating(self.model), torch.no_grad():
             output: Any = features(**arguments)  # type: ignore[misc]
-        output = getattr(output, "pooler_output", output)
-        output = getattr(output, "last_hidden_state", output)
+        for part in ("pooler_output", "last_hidden_state"):
+            if getattr(output, part, None) is not None:
+                output = getattr(output, part)
         tensors = [output] if isinstance(output, Tensor) else list(output)
         rows = sum(tensor.numel() // tensor.shape[-1] for tensor in tensors)
         return rows // self.batch
@@ -272,14 +308,14 @@ class _Drawing:
 
     def ordinary_ids(self, config: Any) -> Tensor:
         size = int(getattr(config, "vocab_size", 1000))
-        special = {
+        special = [
             value
             for part in _configs(self.config)
             for name, value in vars(part).items()
             if name.endswith(("token_id", "token_index")) and isinstance(value, int)
-        }
-        ids = range(min(FIRST_ID, size // 2), size)
-        return torch.tensor([i for i in ids if i not in special] if size < 10**6 else list(ids))
+        ]
+        ids = torch.arange(min(FIRST_ID, size // 2), size)
+        return ids[~torch.isin(ids, torch.tensor(special, dtype=torch.long))]
 
 
 def _configs(config: Any) -> Iterator[Any]:
