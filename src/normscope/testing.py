@@ -83,7 +83,7 @@ def check_architecture(
 
     def check(view: LayerView) -> None:
         calls[f"{view.captured.stack} {view.kind}"] += 1
-        dtypes.add(view.captured.output.dtype)
+        dtypes.update(view.dtypes)
         view.maps(HEAD_MAPS)
         view.head_maps(HEAD_MAPS)
 

@@ -64,7 +64,7 @@ def _put(model: nn.Module) -> Installation:
 def recording(recorder: Recorder) -> Iterator[None]:
     """Let the hooks report to ``recorder`` in this thread; contexts may end in any order."""
     watch = next((r.watch for r in ACTIVE.get() if r.watch is not None), None)
-    if watch is None and recorder.inventory.handmade:
+    if watch is None and recorder.inventory.followed:
         watch = Watch()
         watch.__enter__()
     recorder.watch = watch

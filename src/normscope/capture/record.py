@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from normscope.capture.held import Held
 from normscope.capture.projection import Projection, project
 from normscope.capture.scores import Context, Scores, lowest
 from normscope.foundation.shapes import Bool, Float
@@ -33,12 +34,14 @@ class Capture:
     path: CapturePath  # how the call was recorded
     weights: Float[Tensor, "batch head query key"] | Scores  # α, or what it is computed from
     value: Float[Tensor, "batch kv_head key head_size"]
-    merged: Float[Tensor, "batch query features"]  # what the projection read: Σ_j αv, heads merged
+    # Σ_j αv, times what is held, heads merged: what the projection read.
+    merged: Float[Tensor, "batch query features"]
     projection: Projection
     residual: Float[Tensor, "batch query hidden"] | None  # None: the attention does not see it
     output: Float[Tensor, "batch query out"]
     batch_first: bool  # False if the module itself puts the query axis first
     mask: Tensor | None  # the mask passed to the attention function, unchanged
+    held: Held | None = None  # what acts on the heads' output before the projection
 
     def __repr__(self) -> str:
         batch, heads, queries, keys = self.shape
@@ -75,19 +78,33 @@ class Capture:
             return self.weights.rows(queries)
         return self.weights[:, :, queries]
 
+    def scaled_rows(self, queries: slice) -> Float[Tensor, "batch head rows key"]:
+        """Return what multiplies the vectors of some queries: α, times a scale that is held."""
+        alpha, scale = self.rows(queries), None if self.held is None else self.held.scale
+        return alpha if scale is None else alpha * scale[:, :, queries].unsqueeze(-1)
+
+    @property
+    def gate(self) -> Float[Tensor, "batch query head head_size"] | None:
+        """What multiplies the values of each query elementwise; None in most models."""
+        return None if self.held is None else self.held.gate
+
     @cached_property
     def surveyed(self) -> Context | None:
         """α_ii and Σ_j αv of weights that are not stored, computed in one pass; else None."""
         return self.weights.survey(self.value) if isinstance(self.weights, Scores) else None
 
     def own_weight(self) -> Float[Tensor, "batch head query"] | None:
-        """Return α_ii; None if queries and keys are not the same positions."""
+        """Return α_ii, times a held scale; None if queries and keys are other positions."""
         if self.kind == "cross" or self.shape[2] != self.shape[3]:
             return None
         if self.surveyed is not None:
-            return self.surveyed.own
-        assert isinstance(self.weights, Tensor)
-        return self.weights.diagonal(dim1=-2, dim2=-1)
+            own = self.surveyed.own
+        else:
+            assert isinstance(self.weights, Tensor)
+            own = self.weights.diagonal(dim1=-2, dim2=-1)
+        if own is None or self.held is None or self.held.scale is None:
+            return own
+        return own * self.held.scale
 
     def own_vectors(self, dtype: torch.dtype | None = None) -> Tensor | None:
         """Return Σ_h α_ii f(x_i), (batch, query, out), in the dtype of :meth:`reconstruct`."""
@@ -105,6 +122,7 @@ class Capture:
             if value.shape[2] != heads:
                 value = value.repeat_interleave(heads // value.shape[2], dim=2)
             weighted = value * alpha[:, :, rows].to(wide).transpose(1, 2).unsqueeze(-1)
+            weighted = weighted if self.gate is None else weighted * self.gate[:, rows].to(wide)
             vectors[:, rows] = wide_matmul(weighted.flatten(2), weight)
         return vectors
 
@@ -119,10 +137,20 @@ class Capture:
         """
         wide = self._wide if dtype is None else dtype
         if self.surveyed is not None and self.surveyed.mixed.dtype == wide:
-            return project(self.surveyed.mixed.flatten(2), self.projection, wide)
-        value = self._value_per_head(wide)
-        mixed = torch.cat([self.rows(rows).to(wide) @ value for rows in self.blocks()], dim=2)
-        return project(mixed.transpose(1, 2).flatten(2), self.projection, wide)
+            mixed = self.surveyed.mixed
+        else:
+            value = self._value_per_head(wide)
+            mixed = torch.cat([self.rows(rows).to(wide) @ value for rows in self.blocks()], dim=2)
+            mixed = mixed.transpose(1, 2)
+        return project(self._acted_on(mixed).flatten(2), self.projection, wide)
+
+    def _acted_on(self, mixed: Float[Tensor, "batch query head e"]) -> Tensor:
+        """Return Σ_j αv times the scale and the gate that are held."""
+        if self.held is None:
+            return mixed
+        if self.held.scale is not None:
+            mixed = mixed * self.held.scale.transpose(1, 2).unsqueeze(-1).to(mixed.dtype)
+        return mixed if self.gate is None else mixed * self.gate.to(mixed.dtype)
 
     def context_gap(self) -> Float[Tensor, "batch query"]:
         """Return the gap of Σ_j αv to what the projection read, relative to Σ_j α‖v‖.
@@ -130,6 +158,8 @@ class Capture:
         The worst of all heads, for every query. It compares the recorded weights and values with
         what the model itself made of them.
         """
+        if self.held is not None:
+            return self._held_gap()
         batch, heads, queries, _ = self.shape
         size: Tensor | None
         if self.surveyed is not None:
@@ -147,6 +177,17 @@ class Capture:
         gap = mixed - self.merged.unflatten(2, (heads, -1)).to(mixed.dtype)
         lengths = torch.linalg.vecdot(gap, gap).sqrt_()
         return (lengths / size.clamp_min(torch.finfo(size.dtype).tiny)).amax(dim=-1).double()
+
+    def _held_gap(self) -> Float[Tensor, "batch query"]:
+        """The same where something acts on the heads, relative to sums of absolute values."""
+        wide, size = self._wide, []
+        value = self._value_per_head(wide)
+        mixed = torch.cat([self.rows(rows).to(wide) @ value for rows in self.blocks()], dim=2)
+        size = [self.rows(rows).to(wide).abs() @ value.abs() for rows in self.blocks()]
+        both = (self._acted_on(sums.transpose(1, 2)) for sums in (mixed, torch.cat(size, dim=2)))
+        mixed, parts = both
+        gap = (mixed - self.merged.view_as(mixed).to(wide)).norm(dim=-1)
+        return (gap / parts.norm(dim=-1).clamp_min(torch.finfo(wide).tiny)).amax(dim=-1).double()
 
     def _value_per_head(self, dtype: torch.dtype) -> Float[Tensor, "batch head key head_size"]:
         """The value vectors, repeated where heads share them."""
@@ -176,4 +217,5 @@ class Capture:
             residual=None if self.residual is None else self.residual.clone(),
             output=self.output.clone(),
             merged=self.merged.clone(),
+            held=None if self.held is None else self.held.clone(),
         )

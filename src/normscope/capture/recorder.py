@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normscope.capture.projection import projection_of
+from normscope.capture.follow import Follower, NotFollowed, Trail
+from normscope.capture.held import HeldAttention, hold
+from normscope.capture.projection import Projection, affine, projection_of
 from normscope.capture.record import AttentionKind, Capture, CapturePath
 from normscope.capture.scores import Scores
 from normscope.errors import UnsupportedModelError
@@ -35,14 +37,22 @@ class Pending:
     mask: Tensor | None
     projection: nn.Module | None = None
     merged: Tensor | None = None  # the input of the projection
+    trail: Trail | None = None  # how that was made, if not of the heads alone
     batch_first: bool = True
 
     def __post_init__(self) -> None:
+        self.returned = self.mixed  # the tensor that the model goes on with
         # A gate applied in place would share the memory of the heads. torch counts no versions in
         # inference mode, so a copy is kept there.
         counted = not self.mixed.is_inference()
         self.mixed = self.mixed if counted else self.mixed.clone()
         self.version = self.mixed._version if counted else None
+
+    def keep(self) -> None:
+        """Keep a copy of the heads' output: what acts on it may write into it."""
+        if self.mixed is self.returned:
+            self.mixed = self.mixed.clone()
+            self.version = None if self.mixed.is_inference() else self.mixed._version
 
     def untouched(self) -> bool:
         """Return whether nothing has written into the output of the heads."""
@@ -71,6 +81,8 @@ class Recorder:
         self.open = True
         self.watch: TorchFunctionMode | None = None
         self.pending: Pending | None = None
+        self.earlier: list[Pending] = []  # calls of the same module whose heads are joined with it
+        self.follower: Follower | None = None  # of what acts on the output of the pending heads
         self.merged: Tensor | None = None  # the input of the last output projection
         self.running: set[str] = set()  # stacks whose owner is running
         self.steps: dict[str, int] = {}  # stack -> number of runs begun, less one
@@ -81,15 +93,21 @@ class Recorder:
         self.block: nn.Module | None = None
         self.inside: list[nn.Module] = []  # attention modules that are running, outermost first
         self.seen = 0  # attention calls so far
-        self.seen_before: dict[nn.Module, int] = {}  # running module -> ``seen`` when it began
+        # ``seen`` when a running element of a list, or attention module, began.
+        self.seen_before: dict[nn.Module, int] = {}
+        self.seen_before_attention: dict[nn.Module, int] = {}
         self.attended: dict[str, set[str]] = {}  # stack -> its elements that attended
         self.idle: dict[str, set[str]] = {}  # stack -> its elements that ran and did not
+        self.without: set[str] = set()  # elements whose attention has no weights
+        self.bare: nn.Module | None = None  # a running element of a list that has no attention
+        self.by_hand = False  # whether attention was seen in it, or a softmax in ``inside``
 
     # What the hooks report, in the order in which it happens in a layer.
 
     def stack_begins(self, stacks: list[str]) -> None:
         """Reset the counters of layer lists whose owner begins to run."""
-        self.pending, self.merged, self.inside = None, None, []
+        self._forget_pending()
+        self.merged, self.inside = None, []
         self.running.update(stacks)
         for stack in stacks:
             self.steps[stack] = self.steps.get(stack, -1) + 1
@@ -102,8 +120,9 @@ class Recorder:
         self._refuse_pending()
         self.running.difference_update(stacks)
         for stack in stacks:
-            if self.attended[stack] and self.idle[stack]:
-                raise self._unseen(sorted(self.idle[stack])[0])
+            unseen = self.idle[stack] - self.without
+            if self.attended[stack] and unseen:
+                raise self._unseen(sorted(unseen)[0])
 
     def element_begins(self, element: nn.Module, stack: str) -> None:
         """Note that an element of a layer list begins to run."""
@@ -111,12 +130,20 @@ class Recorder:
             self.stack_begins([stack])  # the layers are called from outside, one by one
             self.running.discard(stack)
         self.seen_before[element] = self.seen
+        if element in self.inventory.bare:
+            self.bare, self.by_hand = element, False
 
     def element_ends(self, element: nn.Module, stack: str) -> None:
         """Note whether an element of a layer list attended."""
         attended = self.seen > self.seen_before.pop(element, self.seen)
+        name = self.inventory[element].name
+        if self.bare is element:
+            self.bare = None
+            if self.by_hand:
+                raise self._unseen(name)
+            return
         elements = self.attended if attended else self.idle
-        elements.setdefault(stack, set()).add(self.inventory[element].name)
+        elements.setdefault(stack, set()).add(name)
 
     def block_begins(self, block: nn.Module) -> None:
         """Forget the norms of the block before."""
@@ -129,8 +156,9 @@ class Recorder:
 
     def attention_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Note the input of an attention module, and whether it is a cross-attention."""
-        self.seen_before[module] = self.seen
+        self.seen_before_attention[module] = self.seen
         self.inside.append(module)
+        self.by_hand = False
         parameters = _parameters(module)
         named = {**dict(zip(parameters, args, strict=False)), **kwargs}
         # In the order of the signature: callers may name their arguments in any order.
@@ -145,12 +173,28 @@ class Recorder:
         """Raise UnsupportedModelError if a module that ran to its end was not seen to attend."""
         if module in self.inside:
             del self.inside[self.inside.index(module) :]
-        if self.seen == self.seen_before.pop(module, -1) and finished:
-            raise self._unseen(self.inventory[module].name)
+        if self.seen == self.seen_before_attention.pop(module, -1) and finished:
+            if self.by_hand or self.watch is None:
+                raise self._unseen(self.inventory[module].name)
+            # Without any softmax there are no attention weights: a linear attention.
+            self.without.add(self.inventory[module].element)
+
+    def mixed_by_hand(self) -> None:
+        """Note a softmax inside an attention module, or attention in an element without one."""
+        self.by_hand = True
 
     def attended_by(self, pending: Pending) -> None:
         """Note an attention call, whose output projection follows."""
-        self._refuse_pending()
+        first = self.pending
+        if first is not None and self.follower is not None and first.module is pending.module:
+            self.earlier.append(first)  # its heads may be joined with these
+        else:
+            self._refuse_pending()
+            straight = pending.module in self.inventory.straight
+            self.follower = None if straight or self.watch is None else Follower()
+        if self.follower is not None:
+            pending.keep()
+            self.follower.begin(pending.returned)
         self.seen += 1
         self.pending, self.merged = pending, None
 
@@ -159,8 +203,12 @@ class Recorder:
         if read is None:
             return
         pending = self.pending
-        if pending is not None and pending.projection is None and _feeds(pending, read):
-            pending.projection, pending.merged = module, read
+        if pending is not None and pending.projection is None:
+            trail = None if self.follower is None else self.follower.trail(read)
+            if not self.earlier and _feeds(pending, read):
+                pending.projection, pending.merged = module, read
+            elif trail is not None:
+                pending.projection, pending.merged, pending.trail = module, read, trail
         elif pending is None and self.merged is not None and _same(self.merged, read):
             raise self._more_than_a_projection(self.inventory[module].name)
 
@@ -174,16 +222,55 @@ class Recorder:
                 f"{self.inventory.described(module)} makes a {type(output).__name__} of the heads' "
                 "output, not a tensor, so W_O is unknown"
             )
+        calls = [*self.earlier, pending]
         # Cleared first: reading the projection may call it again.
-        self.pending, self.merged = None, pending.merged
+        self._forget_pending()
+        self.merged = pending.merged
         self._refuse_parameters_around(pending.module, module)
-        self.emit(self._capture(pending, module, pending.merged, output))
+        if pending.trail is None:
+            self.inventory.note_straight(pending.module)
+            self.emit(self._capture(pending, module, pending.merged, output))
+            return
+        name = self.inventory[module].name
+        weight, bias = affine(module, name, pending.merged)
+        try:
+            attention = hold(pending.trail, calls, pending.merged, weight, bias)
+        except NotFollowed:
+            raise self._acted_on(pending.module) from None
+        self.emit(self._held_capture(pending, attention, name, output))
 
     def _capture(
         self, pending: Pending, module: nn.Module, merged: Tensor, output: Tensor
     ) -> Capture:
         """The record of an attention call whose output projection has just run."""
-        location, projection = self.inventory[pending.module], self.inventory[module].name
+        name, weights = self.inventory[module].name, pending.weights
+        return self._record(
+            pending,
+            weights=weights.detach() if isinstance(weights, Tensor) else weights,
+            value=pending.value.detach(),
+            merged=pending.by_query(merged),
+            projection=projection_of(module, name, weights.shape[1], merged),
+            output=output,
+        )
+
+    def _held_capture(
+        self, pending: Pending, attention: HeldAttention, name: str, output: Tensor
+    ) -> Capture:
+        """The record of a call on whose heads something acted before the projection."""
+        pending.weights, pending.batch_first = attention.weights, attention.batch_first
+        return self._record(
+            pending,
+            weights=attention.weights,
+            value=attention.value,
+            merged=attention.merged,
+            projection=Projection(name, attention.weight, attention.bias),
+            output=output,
+            held=attention.held,
+        )
+
+    def _record(self, pending: Pending, *, output: Tensor, **recorded: Any) -> Capture:
+        """Add to the record where the call was made and what the residual connection carries."""
+        location = self.inventory[pending.module]
         states, cross = self.inputs.pop(pending.module, (None, False))
         residual = self._residual(states, cross)
         if residual is not None:
@@ -191,7 +278,6 @@ class Recorder:
         kind: AttentionKind = "cross" if cross else "self"
         layer = self.layers.get((location.stack, kind), 0)
         self.layers[location.stack, kind] = layer + 1
-        weights = pending.weights
         return Capture(
             name=location.name,
             stack=location.stack,
@@ -199,14 +285,11 @@ class Recorder:
             step=self.steps.get(location.stack, 0),
             kind=kind,
             path=pending.path,
-            weights=weights.detach() if isinstance(weights, Tensor) else weights,
-            value=pending.value.detach(),
-            merged=pending.by_query(merged),
-            projection=projection_of(module, projection, weights.shape[1], merged),
             residual=residual,
             output=pending.by_query(output),
             batch_first=pending.batch_first,
             mask=pending.mask,
+            **recorded,
         )
 
     def _residual(self, states: Tensor | None, cross: bool) -> Tensor | None:
@@ -226,16 +309,24 @@ class Recorder:
 
     # Refusals.
 
+    def _forget_pending(self) -> None:
+        self.pending, self.earlier, self.follower = None, [], None
+
     def _refuse_pending(self) -> None:
         """Raise UnsupportedModelError if the last attention call met no output projection."""
         if self.pending is None:
             return
-        name = self.inventory[self.pending.module].name
-        self.pending = None
-        raise UnsupportedModelError(
-            f"{name}: the output of its heads does not go straight into a linear output "
-            "projection; something acts in between (a gate, a norm, an activation). α·f(x) is "
-            "not defined for such a model, so there are no maps of it."
+        module = self.pending.module
+        self._forget_pending()
+        self.inventory.straight.discard(module)  # followed the next time
+        raise self._acted_on(module)
+
+    def _acted_on(self, module: nn.Module) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.inventory[module].name}: the output of its heads does not go straight into a "
+            "linear output projection, and what acts in between is not a gate, a scale, a norm "
+            "or a difference of heads, whose factors could be held. α·f(x) is not defined for "
+            "such a model, so there are no maps of it."
         )
 
     def _refuse_parameters_around(self, attention: nn.Module, projection: nn.Module) -> None:

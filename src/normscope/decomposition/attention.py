@@ -76,8 +76,8 @@ class AttentionDecomposition:
 
     @property
     def alpha(self) -> Float[Tensor, "batch head query key"]:
-        """The attention weights as a whole."""
-        return self.captured.alpha
+        """What multiplies f as a whole: the attention weights, times a scale that is held."""
+        return self.captured.scaled_rows(slice(0, self.captured.shape[2]))
 
     # ---- Gram matrices
 
@@ -120,7 +120,7 @@ class AttentionDecomposition:
         """Whether the weights are made inside the kernels that need them, which are float32."""
         weights = self.captured.weights
         unwritten = isinstance(weights, Scores) and weights.query.element_size() == 2
-        unwritten = unwritten and not self.rebuilt
+        unwritten = unwritten and not self.rebuilt and self.captured.held is None
         return unwritten and triton_for(self.kernels, self.captured.device) is not None
 
     def rows(self, weights: bool) -> Iterator[tuple[slice, Tensor | None, list[Tensor]]]:
@@ -133,12 +133,24 @@ class AttentionDecomposition:
             return
         factors = [] if self.rebuilt else [cholesky(grams) for grams in self.grams.matrices]
         for block in self.captured.blocks():
-            alpha = self.captured.rows(block)
+            alpha, scaled = self.captured.rows(block), self.captured.scaled_rows(block)
             if not self.rebuilt:
-                yield block, alpha, factor_norms(alpha, factors, self.scratch)
+                yield block, alpha, factor_norms(scaled, factors, self.scratch)
                 continue
-            norms = quadratic_norms(alpha, self.grams.matrices, self.scratch, self.kernels)
+            norms = quadratic_norms(scaled, self.grams.matrices, self.scratch, self.kernels)
             yield block, alpha, norms
+
+    def head_norms(self) -> Float[Tensor, "batch head query key"]:
+        """Compute ‖αf‖ of every head, in float64."""
+        alpha = self.alpha.double()
+        alpha = alpha if self.captured.held is None else alpha.abs()
+        return alpha * self.transformed_norm.unsqueeze(2)
+
+    def own_parts(self) -> Float[Tensor, "batch query"]:
+        """Compute Σ_h ‖α_ii f(x_i)‖, relative to which the sum of these vectors is accurate."""
+        weight = self.captured.own_weight()
+        assert weight is not None
+        return (weight.double().abs() * self.transformed_norm).sum(dim=1)
 
     # ---- lengths and sums
 
@@ -232,9 +244,14 @@ class AttentionDecomposition:
         value = self.value[row, :, j].double()
         if value.shape[-2] != alpha.shape[-1]:
             value = value.repeat_interleave(alpha.shape[-1] // value.shape[-2], dim=-2)
-        scaled = (alpha.unsqueeze(-1) * value).flatten(0, 1).transpose(0, 1)  # head (batch cell) e
+        weighted, held = alpha.unsqueeze(-1) * value, self.captured.held
+        scale = None if held is None or held.scale is None else held.scale[row, :, i].double()
+        weighted = weighted if scale is None else weighted * scale.unsqueeze(-1)
+        if held is not None and held.gate is not None:
+            weighted = weighted * held.gate[row, i]
+        scaled = weighted.flatten(0, 1).transpose(0, 1)  # head (batch cell) e
         vectors = torch.bmm(scaled, self.weight).transpose(0, 1).unflatten(0, i.shape)
-        return Cells(row, i, j, alpha, vectors, context_gap)
+        return Cells(row, i, j, alpha, vectors, context_gap, scale)
 
     def _context_gap(self, alpha: Tensor, row: Tensor, i: Tensor) -> Float[Tensor, " batch"]:
         """Σ_j αv of some queries against what the model's fused attention computed for them."""

@@ -69,6 +69,7 @@ class Cells:
     alpha: Float[Tensor, "batch cell head"]
     vectors: Float[Tensor, "batch cell head out"]
     context_gap: Float[Tensor, " batch"] | None  # if weights are recomputed from q and k
+    scale: Float[Tensor, "batch cell head"] | None = None  # held, multiplies α
 
     def of(self, array: Tensor) -> Tensor:
         """Return the same cells of a (batch, …, query, key) map."""
@@ -97,7 +98,7 @@ class Cells:
             gaps = (values - parts.mean(dim=-1)).abs()
         else:
             gaps = (values - self.vectors.sum(dim=2).norm(dim=-1)).abs()
-        size = parts.sum(dim=-1).clamp_min(NEGLIGIBLE * parts.shape[-1] if weight else TINY)
+        size = parts.abs().sum(dim=-1).clamp_min(NEGLIGIBLE * parts.shape[-1] if weight else TINY)
         if sums is not None and not weight:
             size = torch.maximum(size, NEGLIGIBLE * sums[self.row, self.i])
         return self._worst((gaps / size).amax(dim=-1))
@@ -105,7 +106,8 @@ class Cells:
     def gap_of_norms(self, norms: Float[Tensor, "batch head key"]) -> Float[Tensor, " batch"]:
         """Return the worst gap of ‖f_h(x_j)‖ to the vectors, relative to those of all heads."""
         lengths = self.vectors.norm(dim=-1)
-        gaps = (self.alpha * norms[self.row, :, self.j] - lengths).abs().amax(dim=-1)
+        alpha = self.alpha if self.scale is None else self.alpha * self.scale
+        gaps = (alpha.abs() * norms[self.row, :, self.j] - lengths).abs().amax(dim=-1)
         return (gaps / lengths.sum(dim=-1).clamp_min(TINY)).amax(dim=-1)
 
     def gap_to_vectors(

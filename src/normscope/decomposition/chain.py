@@ -19,6 +19,7 @@ from normscope.capture.projection import affine
 from normscope.decomposition.attention import AttentionDecomposition, Precision
 from normscope.decomposition.block import Norm, Parts
 from normscope.decomposition.feedforward import FeedForwardSplit, FeedForwardWeights, FFBias
+from normscope.decomposition.gated import GatedDecomposition
 from normscope.decomposition.norms import norm_of
 from normscope.decomposition.scopes import SCOPES, Scope, Station
 from normscope.foundation.shapes import Float
@@ -72,9 +73,12 @@ class LayerChain:
         self.captured, self.layer, self.how = captured, layer, how
         self.kind: AttentionKind = captured.kind
         self.dtypes = {captured.output.dtype}  # of the model's states to compare with
-        self.attention = AttentionDecomposition(
+        decomposition = AttentionDecomposition if captured.gate is None else GatedDecomposition
+        self.attention = decomposition(
             captured, scratch, how.kernels, precision=how.precision, maps=how.maps
         )
+        if captured.held is not None:
+            self.dtypes |= captured.held.dtypes
         self._norms: dict[str, Norm] = {}
         self._scales: dict[str, Linear] = {}
         self._parts: dict[Station, Parts] = {}

@@ -21,12 +21,14 @@ from torch import Tensor
 
 from normscope.decomposition.block import Norm, Parts, length
 from normscope.decomposition.cells import Cells
+from normscope.decomposition.gated import GatedDecomposition
 from normscope.decomposition.maps import ScopeMap
 from normscope.decomposition.scopes import Scope
 from normscope.foundation.shapes import Float
 from normscope.kernels import (
     CellLinear,
     CellSums,
+    Kernels,
     Linear,
     Scratch,
     cell_lengths,
@@ -153,7 +155,7 @@ class FeedForwardSplit:
         ]
         own_first = None if separate else self._own_first(factors)
         second = self.weights.second.to(self.dtype)
-        scratch, kernels = Scratch(), self.parts.attention.kernels
+        scratch, kernels = Scratch(), self._kernels
         for rows, j, i, first, carried in self._blocks():
             inner = scaled_sums(first, [f[rows, i] for f in factors], scratch, kernels)
             on = slice(max(i.start, j.start), min(i.stop, j.stop))
@@ -273,6 +275,12 @@ class FeedForwardSplit:
         return products[0] if len(products) == 1 else products[0] + products[1]
 
     @property
+    def _kernels(self) -> Kernels:
+        """Which kernels to use; those for a GPU read one vector for each key and head."""
+        attention = self.parts.attention
+        return "torch" if isinstance(attention, GatedDecomposition) else attention.kernels
+
+    @property
     def _small(self) -> torch.dtype:
         """The dtype of the products that cells share; a CPU needs twice the time in float64."""
         on_cpu = self.parts.attention.alpha.device.type == "cpu"
@@ -302,6 +310,9 @@ class FeedForwardSplit:
         left out if no query meets itself there.
         """
         attention = self.parts.attention
+        if isinstance(attention, GatedDecomposition):
+            yield from self._gated_blocks(attention)
+            return
         batch, _, queries, keys = attention.alpha.shape
         texts, with_vectors, keys_step, queries_step = self._steps()
         # With W_1 folded into the output weights, each key and head needs only one small product.
@@ -326,6 +337,29 @@ class FeedForwardSplit:
                             (into,) * (len(vectors) - 1) + (kept,), vectors, strict=True
                         )
                     )
+                    yield text, j, i, first, carried
+
+    def _gated_blocks(
+        self, attention: GatedDecomposition
+    ) -> Iterator[tuple[slice, slice, slice, list[CellSums], CellSums]]:
+        """Yield the same blocks where an elementwise gate makes the vectors depend on the query."""
+        batch, _, queries, keys = attention.captured.shape
+        texts, with_vectors, keys_step, queries_step = self._steps()
+        folded = [f for f in self._first(self.parts.output.to(self._small)) if f is not None]
+        rows = [f.flatten(0, 1).to(self.dtype) for f in (*folded, self.carried.output)]
+        owners = [*[self.parts] * len(folded), self.carried]
+        for text in _cut(slice(0, batch), texts):
+            for j in _cut(slice(0, keys), min(keys_step, with_vectors)):
+                for i in _cut(slice(0, queries), queries_step):
+                    weights = attention.cell_weights(text, j, i).to(self.dtype)
+                    sums = []
+                    for parts, weight in zip(owners, rows, strict=True):
+                        factor = parts.weight
+                        if isinstance(factor, Tensor):
+                            factor = factor[text, None, None, i].to(weights)
+                        vectors = weight.expand(*weights.shape[:2], *weight.shape)
+                        sums.append(CellSums(weights * factor, vectors))
+                    *first, carried = sums
                     yield text, j, i, first, carried
 
     def _weights(self, text: slice, span: slice) -> tuple[Tensor, Tensor]:

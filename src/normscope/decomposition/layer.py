@@ -88,8 +88,8 @@ class LayerView:
         """Compute the maps of attention for every head, and note their gaps."""
         cells, attention = self._cells(), self.attention
         with without_tf32(self.captured.device):
-            alpha, output = attention.alpha, self.captured.output
-            weighted = alpha.double() * attention.transformed_norm.unsqueeze(2)
+            alpha, output = self.captured.alpha, self.captured.output
+            weighted = attention.head_norms()
         difference = (attention.reconstructed - output).norm(dim=-1, dtype=torch.float64)
         maps = {}
         for name in wanted:
@@ -224,9 +224,7 @@ class LayerView:
                 if not separate:
                     diagonal.append(mean.diagonal(offset=block.start, dim1=-2, dim2=-1))
         if own:
-            weight = self.captured.own_weight()
-            assert weight is not None
-            self.compare_own(torch.cat(own, dim=1), weight, maps[NORMS])
+            self.compare_own(torch.cat(own, dim=1), self.attention.own_parts(), maps[NORMS])
         for name in scopes:
             maps[name].mixing_ratio = maps[name].ratio()
         self._finish_weights(maps, weights, torch.cat(diagonal, dim=1) if diagonal else None)
@@ -271,13 +269,13 @@ class LayerView:
         cells = self._cells()
         for name in wanted:
             self._note_gap_of(maps[name], cells)
-            if cells is not None:
+            if cells is not None and self.captured.gate is None:
                 self.note_gap(name, cells.gap_of_norms(self.transformed_norm))
 
     def compare_own(
         self,
         diagonal: Float[Tensor, "batch query"],
-        weight: Float[Tensor, "batch head query"],
+        parts: Float[Tensor, "batch query"],
         norms: ScopeMap,
     ) -> None:
         """Compare ‖Σ_h αf‖ where a query meets itself with the lengths of the vectors built there.
@@ -288,12 +286,11 @@ class LayerView:
 
         Args:
             diagonal: the lengths from Gram matrices.
-            weight: α_ii.
+            parts: Σ_h ‖α_ii f(x_i)‖.
             norms: the map of ‖Σ_h αf‖, with its sums over keys.
         """
         assert norms.own is not None
         assert norms.sums is not None
-        parts = (weight.double() * self.transformed_norm).sum(dim=1)
         size = torch.maximum(parts, NEGLIGIBLE * norms.sums).clamp_min(TINY)
         gap = (diagonal - norms.own).abs() / size
         self._own_gap = gap.masked_fill(~self.positions.queries, 0).amax(dim=1)

@@ -102,7 +102,8 @@ def maps_by_kernels(
         maps[name] = scope_map
     if drawn is not None:
         diagonal = values[names.index(NORMS)].diagonal(dim1=-2, dim2=-1)
-        view.compare_own(diagonal, attended.own, maps[NORMS])
+        parts = (attended.own.double() * single).sum(dim=1)
+        view.compare_own(diagonal, parts, maps[NORMS])
     return maps
 
 
@@ -167,6 +168,8 @@ def _is_served(view: LayerView, ends: set[Station]) -> bool:
 
 def _is_plain(view: LayerView, ends: set[Station]) -> bool:
     """Return whether at most a residual and one norm lie before these stations."""
+    if view.captured.held is not None:
+        return False
     if view.layer is None or ends == {"attention"}:
         return True
     block = view.chain.block

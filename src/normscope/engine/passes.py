@@ -113,6 +113,7 @@ class Pass:
                 earlier = by_name.setdefault(name, [])
                 _fill(earlier, len(record.layers) - 1, gap.to(home)).append(gap.to(home))
         self.paths.add(captured.path)
+        self.paths.update(() if captured.held is None else captured.held.conventions)
 
     def _blocked(self, captured: Capture, real: Positions) -> Tensor | None:
         """Return which real queries may attend to no key; layers mostly share one mask."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +85,7 @@ class Maps:
             maps = view.maps(wanted, self._reduce(view) if self.options.reduce else None)
         stored = torch.promote_types(captured.output.dtype, torch.float32)
         noted: dict[str, Tensor] = {}
-        if not self.options.reduce:
+        if not self.options.reduce and captured.gate is None:
             noted["transformed_norm/"] = view.transformed_norm.to(stored)
         for name, scope_map in maps.items():
             summed = not scope_map.scope.weight and self.heads == "sum"
@@ -133,8 +134,9 @@ class Maps:
         self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]
     ) -> list[Contributions]:
         """Return one result for each row of a batch, its padding removed."""
-        signature = self.signature.with_path("+".join(sorted(paths)))
         parts = {part: observed for part, observed in parts.items() if observed.arrays}
+        path = "+".join([*sorted(paths), *_without_attention(batch.model, parts)])
+        signature = self.signature.with_path(path)
         if not parts:
             raise UnsupportedModelError(
                 f"none of the parts of {type(batch.model).__name__} that ran has these maps: "
@@ -185,6 +187,7 @@ class _PartRows:
         self.query_spans, self.key_spans = _spans(observed.queries), _spans(observed.keys)
         self.categories = named([*(measure.options.categories or {}), OTHER])
         self.error = {name: gaps.max(axis=0).tolist() for name, gaps in observed.gaps.items()}
+        self.layers = layer_numbers(self.stack, observed.layers)
         # Arrays of the same shape lose the same padding.
         self.columns: dict[tuple[Any, ...], list[_Column]] = {}
         for key in observed.arrays:
@@ -231,7 +234,7 @@ class _PartRows:
         shape: tuple[int, ...],
     ) -> _Cut:
         """Return how the padding of one row is removed from arrays of this shape."""
-        cut = _Cut()
+        cut = _Cut(self.layers)
         for place, (axis, size) in enumerate(zip(axes, shape, strict=True)):
             if axis == "query":
                 cut.along(place, axis, self.query_spans[row], query_tokens)
@@ -248,7 +251,8 @@ class _PartRows:
 class _Cut:
     """Removes padding from the arrays of one row, and adds the tokens of their axes."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Sequence[int] | None) -> None:
+        self.labels = None if layers is None else {"layer": layers}
         self.tokens: dict[str, Tokens] = {}
         self.slices: tuple[slice, ...] = ()
         self.indices: list[tuple[int, Tensor]] = []
@@ -270,8 +274,11 @@ class _Cut:
         for place, indices in self.indices:
             tensor = tensor.index_select(place, indices)
         if column.kind == "map":
-            return LabelledArray(tensor, column.axes, self.tokens, name=column.map_name)
-        return LabelledArray(tensor, column.axes, self.tokens, name=column.kind, key_reduce="mean")
+            name = column.map_name
+            return LabelledArray(tensor, column.axes, self.tokens, self.labels, name=name)
+        return LabelledArray(
+            tensor, column.axes, self.tokens, self.labels, name=column.kind, key_reduce="mean"
+        )
 
 
 class _Span(NamedTuple):
@@ -340,6 +347,34 @@ def _reductions(
     if not any(name.startswith("top") for name in names):
         unasked |= {"top_key", "top_value"}
     return {kind: by_map for kind, by_map in extras.items() if kind not in unasked}
+
+
+def layer_numbers(stack: str, names: Sequence[str]) -> list[int] | None:
+    """Return the numbers in their list of the layers that attended; None if all did, in order.
+
+    A hybrid model has other layers between them; a layer that is used several times has no number
+    of its own.
+    """
+    numbers = [name.removeprefix(f"{stack}.").partition(".")[0] for name in names]
+    if not stack or not all(number.isdecimal() for number in numbers):
+        return None
+    found = [int(number) for number in numbers]
+    increasing = all(a < b for a, b in itertools.pairwise(found))
+    return found if increasing and found != list(range(len(found))) else None
+
+
+def _without_attention(model: nn.Module, parts: Mapping[Part, Observed]) -> list[str]:
+    """Name the layers of a hybrid model that have no map, for the signature."""
+    notes = []
+    for stack in dict.fromkeys(stack for stack, _ in parts):
+        listed = model.get_submodule(stack) if stack else None
+        if not isinstance(listed, nn.ModuleList):
+            continue
+        names = [name for (own, _), o in parts.items() if own == stack for name in o.layers]
+        mapped = {name.removeprefix(f"{stack}.").partition(".")[0] for name in names}
+        without = [number for number, _ in listed.named_children() if number not in mapped]
+        notes += [f"no-attention={stack}.{','.join(without)}"] if without else []
+    return notes
 
 
 def _check_call(captured: Capture) -> None:

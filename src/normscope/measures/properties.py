@@ -164,6 +164,11 @@ def affine_maps(
 
     def read(view: LayerView) -> None:
         captured = view.captured
+        if captured.held is not None:
+            raise UnsupportedModelError(
+                f"{captured.name}: a gate, a norm or a difference acts between the heads and their "
+                "output projection, so W_V and W_O alone do not say what a head does"
+            )
         attention_module = model.get_submodule(captured.name)
         weight, bias = _value_projection(captured, calls, arguments[attention_module])
         calls.clear()

@@ -47,13 +47,29 @@ class Inventory:
         self.handmade = [places[at] for at in search.handmade]
         self.blocks = {places[at] for at in search.blocks}
         self.elements = {places[at]: stack for at, stack in search.elements}
+        self.bare = {places[at] for at in search.bare}
         self.owners = {places[at]: list(stacks) for at, stacks in search.owners}
+        self.straight = {places[at] for at in search.straight}
+        self._search, self._places = search, places
 
     def __getitem__(self, module: nn.Module) -> Location:
         return self.locations[module]
 
     def __contains__(self, module: nn.Module) -> bool:
         return module in self.locations
+
+    @property
+    def followed(self) -> bool:
+        """Whether torch functions must be seen: attention by hand, or what acts on its heads."""
+        attending = (m for m in self.attention if uses_interface(type(m)))
+        by_hand = bool(self.handmade or self.bare)
+        return by_hand or any(m not in self.straight for m in attending)
+
+    def note_straight(self, module: nn.Module) -> None:
+        """Note that the output of a module's heads goes straight into a linear projection."""
+        if module not in self.straight:
+            self.straight.add(module)
+            self._search.straight.add(self._places.index(module))
 
     def described(self, module: nn.Module) -> str:
         """Return the path and the class of a module, for error messages."""
@@ -94,6 +110,12 @@ class Search:
         self.blocks = list(dict.fromkeys(at(named[found[m].block] for m in attention)))
         self.elements = [(index[m], stack) for stack in stacks for m in named[stack].children()]
         self.owners = list(owners.items())  # the modules that hold stacks
+        # Elements without attention, in lists where others have it: state spaces, convolutions.
+        self.bare = [
+            at
+            for at, _ in self.elements
+            if not any(_is_attention(type(part)) for part in modules(places[at]))
+        ]
         # Innermost attention modules that do not call transformers' attention interface.
         self.handmade = at(
             m
@@ -101,6 +123,7 @@ class Search:
             if not uses_interface(type(m))
             and not any(_is_attention(type(child)) for child in modules(m) if child is not m)
         )
+        self.straight: set[int] = set()  # attention modules whose heads go straight into W_O
         self._configured = at(m for m in found if has(m, "config"))
         self._classes = list({type(m) for m in found})
         # Apart from those of a compiled class, only modules with these attributes can

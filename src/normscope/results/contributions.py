@@ -187,7 +187,10 @@ class Contributions:
         """The norm of each key's transformed vector, (layer, head, key)."""
         self._choose_a_part("transformed_norm")
         if self._transformed_norm is None:
-            raise InputError("this result has no transformed norms: its maps were reduced")
+            raise InputError(
+                "this result has no transformed norms: its maps were reduced, or an elementwise "
+                "gate makes f(x) another vector for every query (gate-held in the signature)"
+            )
         return self._transformed_norm
 
     mixing_ratio = _kind("mixing_ratio", "Map name -> (layer, query); empty when not computed.")

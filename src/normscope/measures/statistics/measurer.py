@@ -91,6 +91,12 @@ class StatisticsMeasure:
         crossed = view.layer is not None and view.layer.cross is not None
         if view.kind == "cross" or crossed or captured.residual is None:
             raise UnsupportedModelError(f"{view.name} is not a layer of self-attention alone")
+        if captured.held is not None:
+            raise UnsupportedModelError(
+                f"{captured.name}: a gate, a norm or a difference acts between the heads and their "
+                "output projection, and the statistics compare α with the ‖f(x)‖ of plain "
+                "attention. Maps are defined: use analyze()"
+            )
         layer = Layer(view)
         noted: dict[str, Tensor] = {}
         for statistic in self.statistics:
