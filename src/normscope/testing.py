@@ -25,7 +25,7 @@ from normscope.capture.interface import NAME
 from normscope.decomposition.available import check_available
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerView
-from normscope.decomposition.scopes import ANALYSES, HEAD_MAPS, SCOPES
+from normscope.decomposition.scopes import ANALYSES, HEAD_MAPS, NAMES, SCOPES
 from normscope.engine.judge import bound_of
 from normscope.engine.measure import Needs
 from normscope.engine.run import look
@@ -135,7 +135,8 @@ def check_layers(
     check_available(model, [name for name in ANALYSES if SCOPES[name].end == "residual"])
     worst: dict[str, float] = {}
     for ff_bias in FF_BIASES:
-        needs = Needs(whole_layers=True, weights=True)
+        replayed = NAMES if ff_bias == FF_BIASES[0] else ()
+        needs = Needs(whole_layers=True, weights=True, replay=replayed)
         needs = replace(needs, how=replace(needs.how, ff_bias=ff_bias))
         judged, _ = look(model, inputs, _all_maps, needs=needs, bound=bound)
         for name, gap in judged.gaps[0].items():

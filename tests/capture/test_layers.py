@@ -41,6 +41,7 @@ def test_each_layer_is_given_whole(attention: str) -> None:
     assert [layer.name for layer in layers] == [f"encoder.layer.{i}" for i in range(3)]
     for layer, output in zip(layers, states[1:], strict=True):
         assert layer.module is model.get_submodule(layer.name)
+        assert layer.layout is not None
         assert set(layer.ran) == set(paths_of(layer.layout))
         assert layer.last is layer.attention
         torch.testing.assert_close(layer.output, output, rtol=1e-5, atol=1e-5)
@@ -54,6 +55,7 @@ def test_a_decoder_layer_has_both_attentions() -> None:
     for layer in layers:
         decoder = "decoder" in layer.name
         assert layer.attention is not None
+        assert layer.layout is not None
         assert (layer.cross is not None) == (layer.layout.cross is not None) == decoder
         assert layer.last is (layer.cross if decoder else layer.attention)
 

@@ -96,9 +96,9 @@ class TranslationBatch(Batch):
         super().__init__(model, pairs.inputs)
         self.pairs = pairs
 
-    def forward(self, model: Any) -> None:
+    def call(self, model: Any, inputs: Mapping[str, Any]) -> None:
         """Run both stacks."""
-        forward(model, self.inputs)
+        forward(model, inputs)
 
 
 class SoftAlignments:
@@ -112,7 +112,7 @@ class SoftAlignments:
         consume: Consume,
     ) -> None:
         self.map, self.wanted, self.readings, self.consume = map, wanted, readings, consume
-        self.needs = Needs(whole_layers=need_whole_layers([map]), weights=True)
+        self.needs = Needs(whole_layers=need_whole_layers([map]), weights=True, replay=(map,))
 
     def observe(self, view: LayerView) -> Mapping[str, Tensor]:
         """Pass a layer's word matrices to ``consume``; end the pass after the last one wanted."""

@@ -25,10 +25,14 @@ from normscope.foundation.interrupts import shielded
 from normscope.linearisation.network import Network, Source, networks_kept, running
 from normscope.linearisation.operators import inner
 from normscope.linearisation.rules import Rules
+from normscope.linearisation.running import (
+    dual_level,
+    refuse_without_gradients,
+    visible_attention,
+)
 from normscope.linearisation.structure import structure_of
 from normscope.linearisation.trace import Trace, Tracer
 from normscope.models.completeness import made_up, refuse_made_up
-from normscope.models.inventory import configs_of
 from normscope.models.running import accepted_by, evaluating
 
 Explained = Callable[[Any], Tensor]  # the model's output -> scalars, (row, step)
@@ -104,7 +108,7 @@ def explain(
         UnsupportedModelError: the model does something that has no rule.
     """
     _refuse_nesting()
-    _refuse_without_gradients(model)
+    refuse_without_gradients(model)
     if rules.difference:
         inputs = _pairs(inputs, baseline_inputs or {})
     setup = _Setup(model, inputs, value, rules, trace)
@@ -141,21 +145,6 @@ def _refuse_nesting() -> None:
             "an attribution cannot run inside another attribution or inside a capture of the same "
             "thread; leave that context first"
         )
-
-
-def _refuse_without_gradients(model: nn.Module) -> None:
-    """Raise an error for models through which no gradient can be computed."""
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise InputError(
-            "the model was made inside torch.inference_mode(), so gradients cannot be computed "
-            "through it; load it outside of that context"
-        )
-    for path, module in model.named_modules():
-        if type(module).__module__.startswith("torch.ao.nn.") and "quantized" in str(type(module)):
-            raise UnsupportedModelError(
-                f"{path} is a quantised {type(module).__name__}, which rounds its inputs and has no"
-                " backward pass; load the model without torch's quantisation"
-            )
 
 
 def _pairs(inputs: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,7 +189,7 @@ class _Setup:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(evaluating(self.model))
-            stack.enter_context(_visible_attention(self.model))
+            stack.enter_context(visible_attention(self.model))
             yield
 
     @shielded
@@ -345,7 +334,7 @@ class _Setup:
             return tangent
 
         replay.components = component
-        with _dual_level():
+        with dual_level():
             values = self.forward(replay)
             pushed = forward_ad.unpack_dual(values).tangent
         expected = np.zeros_like(shares.value)
@@ -356,28 +345,6 @@ class _Setup:
             return np.zeros_like(expected)
         found = pushed[: len(expected)].detach().double().cpu().numpy()
         return np.abs(found - expected)
-
-
-@shielded
-def _dual_level() -> Iterator[None]:
-    """Differentiate forwards inside the context."""
-    with forward_ad.dual_level():
-        yield
-
-
-@shielded
-def _visible_attention(model: nn.Module) -> Iterator[None]:
-    """Let a model whose attention calls other kernels use torch's own."""
-    before = [(c, c._attn_implementation_internal) for c in configs_of(model).values()]
-    supported = "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
-    try:
-        for config, name in before:
-            if name not in (None, "sdpa", "eager"):
-                config._attn_implementation_internal = supported
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation_internal = name
 
 
 class _Account:

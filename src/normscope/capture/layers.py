@@ -20,6 +20,7 @@ from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
 from normscope.foundation.interrupts import shielded
 from normscope.models import layouts
+from normscope.models.inventory import Inventory
 from normscope.models.layouts import Experts, Layout, layer_of, layout_of
 from normscope.models.walk import ModuleTree
 
@@ -33,7 +34,7 @@ class LayerCapture:
 
     name: str
     module: nn.Module
-    layout: Layout
+    layout: Layout | None  # None: only the layer's ends are known
     attention: Capture | None = None
     cross: Capture | None = None
     ran: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # path -> (input, output)
@@ -80,13 +81,16 @@ def capture_layers(
     callback: Callable[[LayerCapture], None],
     *,
     attention: AttentionMode = "eager",
+    unlisted: bool = False,
 ) -> Iterator[None]:
     """Call ``callback`` with every layer that this thread runs inside the context.
 
     A layer is dropped after the call, so that memory holds one at a time. ``attention`` is as for
-    :func:`~normscope.capture.capture`.
+    :func:`~normscope.capture.capture`. With ``unlisted``, layers whose layout is not known are
+    recorded too, without what is in them.
     """
     watcher = _LayerWatcher(model, callback)
+    watcher.unlisted = unlisted_layers(model) if unlisted else {}
     try:
         watcher.add_hooks()
         with capture(model, watcher.attended, attention=attention):
@@ -102,10 +106,13 @@ class _LayerWatcher:
         self.model, self.callback = model, callback
         self.thread = threading.get_ident()
         self.running: dict[str, LayerCapture] = {}
+        self.unlisted: dict[str, nn.Module] = {}
         self.hooks: list[Any] = []
 
     def add_hooks(self) -> None:
         """Watch every layer, and the modules in it that a decomposition needs."""
+        for name, layer in self.unlisted.items():
+            self._watch_layer(name, layer, None)
         for name, (layer, layout) in layers_of(self.model).items():
             self._watch_layer(name, layer, layout)
             for path in paths_of(layout):
@@ -126,6 +133,13 @@ class _LayerWatcher:
                 f"({captured.name}) belongs to is unknown"
             )
         layer_capture = self.running[max(around, key=len)]
+        known = layer_capture.cross if captured.kind == "cross" else layer_capture.attention
+        if known is not None and layer_capture.layout is None:
+            raise UnsupportedModelError(
+                f"{layer_capture.name} attends twice ({known.name}, {captured.name}), so it has no "
+                "single map from its input to its output; available for it are the maps of "
+                "attention alone"
+            )
         if captured.kind == "cross":
             layer_capture.cross = captured
         else:
@@ -135,7 +149,7 @@ class _LayerWatcher:
         """Whether the running thread is the one that captures, in a forward pass."""
         return threading.get_ident() == self.thread and not recomputing()
 
-    def _watch_layer(self, name: str, layer: nn.Module, layout: Layout) -> None:
+    def _watch_layer(self, name: str, layer: nn.Module, layout: Layout | None) -> None:
         def begin(*_: Any) -> None:
             if self._records():
                 self.running[name] = LayerCapture(name, layer, layout)
@@ -144,7 +158,8 @@ class _LayerWatcher:
             if self._records() and name in self.running:
                 finished = self.running.pop(name)
                 finished.raw_output = output if isinstance(output, Tensor) else output[0]
-                if finished.cross is None:  # a decoder that ran without an encoder
+                if finished.cross is None and finished.layout is not None:
+                    # A decoder that ran without an encoder.
                     finished.layout = replace(finished.layout, cross=None)
                 if finished.attention is not None or finished.cross is not None:
                     self.callback(finished)
@@ -158,6 +173,7 @@ class _LayerWatcher:
 
         def note(_: nn.Module, args: Any, output: Any) -> None:
             if self._records() and name in self.running and args:
+                output = output if isinstance(output, Tensor) else output[0]
                 kept = output.clone() if overwritten else output
                 self.running[name].ran[path] = args[0], kept
 
@@ -172,6 +188,27 @@ def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
     state = structure.kept(), dict(layouts.LAYOUTS), configured
     known = _LAYOUTS.get(model, state, lambda: _find_layouts(model, structure.places))
     return {name: (structure.places[at], layout) for name, (at, layout) in known.items()}
+
+
+def unlisted_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that attend and whose layout is not known, by path.
+
+    Such a layer is the outermost element of a list of modules around an attention.
+    """
+    inventory, known = Inventory(model), layers_of(model)
+    layers: dict[str, nn.Module] = {}
+    for attention in inventory.attention:
+        path = inventory[attention].name
+        if any(path.startswith(f"{name}.") for name in known):
+            continue
+        around = [path[:at] for at, letter in enumerate(path) if letter == "."]
+        for place in around:
+            element = inventory.named[place]
+            listed = isinstance(inventory.named.get(place.rpartition(".")[0]), nn.ModuleList)
+            if listed and not isinstance(element, nn.ModuleList):
+                layers[place] = element
+                break
+    return layers
 
 
 def _find_layouts(model: nn.Module, places: Sequence[nn.Module]) -> dict[str, tuple[int, Layout]]:

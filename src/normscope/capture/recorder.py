@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +16,8 @@ from normscope.capture.projection import Projection, affine, projection_of
 from normscope.capture.record import AttentionKind, Capture, CapturePath
 from normscope.capture.scores import Scores
 from normscope.errors import UnsupportedModelError
-from normscope.models.inventory import Inventory
+from normscope.models.inventory import Inventory, reads_other_states
 from normscope.models.walk import modules
-
-_CROSS_INPUTS = ("key_value_states", "encoder_hidden_states")
-_CROSS_FLAGS = ("is_cross_attention", "encoder_decoder_attention")
 
 
 @dataclass
@@ -159,15 +154,7 @@ class Recorder:
         self.seen_before_attention[module] = self.seen
         self.inside.append(module)
         self.by_hand = False
-        parameters = _parameters(module)
-        named = {**dict(zip(parameters, args, strict=False)), **kwargs}
-        # In the order of the signature: callers may name their arguments in any order.
-        ordered = [named.get(parameter) for parameter in parameters]
-        states = next((t for t in ordered if isinstance(t, Tensor)), None)
-        cross = any(named.get(k) is not None for k in _CROSS_INPUTS) or any(
-            getattr(module, flag, False) is True for flag in _CROSS_FLAGS
-        )
-        self.inputs[module] = states, cross
+        self.inputs[module] = reads_other_states(module, args, kwargs)
 
     def attention_ends(self, module: nn.Module, finished: bool) -> None:
         """Raise UnsupportedModelError if a module that ran to its end was not seen to attend."""
@@ -361,16 +348,6 @@ class Recorder:
             "that is recognised. Maps without it would be wrong, so there are none. If the model "
             'has a plainer form, load it with attn_implementation="eager".'
         )
-
-
-def _parameters(module: nn.Module) -> tuple[str, ...]:
-    """The names of a module's forward arguments, by its class."""
-    return _parameters_of(type(module).forward)
-
-
-@functools.cache
-def _parameters_of(method: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(method).parameters)[1:]  # without self
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -178,6 +178,7 @@ class DenseCall:
         """Return where the norms of this attention block are."""
         assert self.layer is not None
         layout = self.layer.layout
+        assert layout is not None
         return layout.cross if self.captured.kind == "cross" else layout.attention
 
     def _branch(self, f: Tensor, divisor: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,26 +7,32 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from normscope.capture import AttentionKind
-from normscope.capture.layers import layers_of
-from normscope.decomposition.chain import scopes_of
+from normscope.capture.layers import layers_of, unlisted_layers
+from normscope.decomposition.chain import by_replay, scopes_of
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.models.inventory import Inventory
-from normscope.models.layouts import Experts, Layout, layer_of
+from normscope.models.layouts import Layout, layer_of
 
 
 def available(model: nn.Module) -> dict[tuple[str, str], tuple[str, ...]]:
     """Return the scopes that each (stack, kind of attention) of a model has in all its layers."""
-    return _scopes({path: layout for path, (_, layout) in layers_of(model).items()})
+    return _scopes(_layouts(model))
 
 
-def _scopes(layouts: Mapping[str, Layout]) -> dict[tuple[str, str], tuple[str, ...]]:
+def _layouts(model: nn.Module) -> dict[str, Layout | None]:
+    """Return the layouts of all layers that attend, by path; None where it is not known."""
+    known = {path: layout for path, (_, layout) in layers_of(model).items()}
+    return {**known, **dict.fromkeys(unlisted_layers(model))}
+
+
+def _scopes(layouts: Mapping[str, Layout | None]) -> dict[tuple[str, str], tuple[str, ...]]:
     scopes: dict[tuple[str, str], list[str]] = {}
     kinds: tuple[AttentionKind, ...] = ("self", "cross")
     for path, layout in layouts.items():
         stack = path.rpartition(".")[0]
         for kind in kinds:
-            if kind == "cross" and layout.cross is None:
+            if kind == "cross" and (layout is None or layout.cross is None):
                 continue
             names = scopes_of(layout, kind)
             known = scopes.setdefault((stack, kind), list(names))
@@ -34,27 +40,31 @@ def _scopes(layouts: Mapping[str, Layout]) -> dict[tuple[str, str], tuple[str, .
     return {stack_kind: tuple(names) for stack_kind, names in scopes.items()}
 
 
-def check_available(model: nn.Module, wanted: Sequence[str]) -> None:
+def check_available(model: nn.Module, wanted: Sequence[str], ff_bias: str = "path") -> None:
     """Raise InputError for scopes that no part of the model has, naming the ones it has."""
     if not need_whole_layers(wanted):
         return
-    layers = layers_of(model)
-    if not layers:
-        _refuse_unknown_layers(model)
-    by_part = _scopes({path: layout for path, (_, layout) in layers.items()})
-    existing = {name for names in by_part.values() for name in names}
+    layouts = _layouts(model)
+    existing = {name for names in _scopes(layouts).values() for name in names}
     missing = [name for name in wanted if name not in existing]
+    if missing and not any(layouts.values()):
+        _refuse_unknown_layers(model)
     if missing:
-        experts = [
-            f"{path}.{layout.ff.module}"
-            for path, (_, layout) in layers.items()
-            if isinstance(layout.ff, Experts)
-        ]
-        why = f" ({experts[0]} is a mixture of experts, which is not decomposed)" if experts else ""
         raise InputError(
-            f"{type(model).__name__} has no map {', '.join(map(repr, missing))}{why}; its layers "
+            f"{type(model).__name__} has no map {', '.join(map(repr, missing))}; its layers "
             f"are laid out so that it has: {', '.join(n for n in NAMES if n in existing)}"
         )
+    replayed = [n for n in wanted if any(_replays(layout, n) for layout in layouts.values())]
+    if replayed and ff_bias != "path":
+        raise InputError(
+            f"{', '.join(replayed)} of {type(model).__name__} come from replay (a mixture of "
+            "experts, or layers of unknown wiring), which gives the feed-forward's bias a share of "
+            'its own: use ff_bias="path"'
+        )
+
+
+def _replays(layout: Layout | None, name: str) -> bool:
+    return name in scopes_of(layout, "self") and by_replay(layout, name)
 
 
 def _refuse_unknown_layers(model: nn.Module) -> None:

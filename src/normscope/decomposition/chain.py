@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,18 +20,24 @@ from normscope.decomposition.block import Norm, Parts
 from normscope.decomposition.feedforward import FeedForwardSplit, FeedForwardWeights, FFBias
 from normscope.decomposition.gated import GatedDecomposition
 from normscope.decomposition.norms import norm_of
-from normscope.decomposition.scopes import SCOPES, Scope, Station
+from normscope.decomposition.scopes import HEAD_MAPS, SCOPES, Scope, Station
+from normscope.decomposition.stations import LayerStates, Stations, scale_of
 from normscope.foundation.shapes import Float
 from normscope.kernels import Kernels, Linear, Scratch
-from normscope.models.layouts import Attention, Experts, Layout, activation_of, part
+from normscope.models.layouts import Attention, Experts, Layout, activation_of
 
 
-def scopes_of(layout: Layout, kind: AttentionKind) -> tuple[str, ...]:
-    """List the maps of one attention of a layer, in the order in which they arise."""
+def scopes_of(layout: Layout | None, kind: AttentionKind) -> tuple[str, ...]:
+    """List the maps of one attention of a layer, in the order in which they arise.
+
+    ``layout`` is None for a layer whose wiring is not known.
+    """
+    if layout is None:
+        return (*HEAD_MAPS, *(name for name, scope in SCOPES.items() if scope.end == "layer"))
     block = layout.cross if kind == "cross" else layout.attention
     assert block is not None
     ff = layout.ff
-    last = not isinstance(ff, Experts) and not (kind == "self" and layout.cross is not None)
+    last = not (kind == "self" and layout.cross is not None)
     before = ff.before is not None
 
     def exists(scope: Scope) -> bool:
@@ -40,6 +45,8 @@ def scopes_of(layout: Layout, kind: AttentionKind) -> tuple[str, ...]:
             return True
         if scope.end == "norm":
             return block.after is not None
+        if scope.end == "layer":
+            return last
         if not last or scope.ff_norm_before != before:
             return False
         if layout.parallel:  # the feed-forward reads the layer's input, not the attention block
@@ -47,6 +54,13 @@ def scopes_of(layout: Layout, kind: AttentionKind) -> tuple[str, ...]:
         return scope.end != "ff_norm" or ff.after is not None
 
     return tuple(name for name, scope in SCOPES.items() if exists(scope))
+
+
+def by_replay(layout: Layout | None, name: str) -> bool:
+    """Return whether a map of a layer has no factored form, so that it comes from replay."""
+    if not SCOPES[name].behind_feed_forward:
+        return False
+    return layout is None or (isinstance(layout.ff, Experts) and not layout.parallel)
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,32 @@ class DecompositionOptions:
     kernels: Kernels = "auto"
     precision: Precision = "model"
     maps: bool = True  # False: only what statistics need, see AttentionDecomposition
+
+
+class _RecordedStates(LayerStates):
+    """The model's own states in a layer, as they were recorded."""
+
+    def __init__(self, captured: Capture, layer: LayerCapture) -> None:
+        self.captured, self.layer = captured, layer
+
+    @property
+    def residual(self) -> Tensor:
+        assert self.captured.residual is not None
+        return self.captured.residual
+
+    @property
+    def attended(self) -> Tensor:
+        return self.captured.output
+
+    @property
+    def output(self) -> Tensor:
+        return self.layer.output
+
+    def given(self, path: str) -> Tensor:
+        return self.layer.given(path)
+
+    def output_of(self, path: str) -> Tensor:
+        return self.layer.output_of(path)
 
 
 class LayerChain:
@@ -98,14 +138,24 @@ class LayerChain:
     @cached_property
     def block(self) -> Attention:
         """Where the norms and the multiplier of this attention block are in the layer."""
-        block = self.whole.layout.cross if self.kind == "cross" else self.whole.layout.attention
+        block = self.layout.cross if self.kind == "cross" else self.layout.attention
         assert block is not None
         return block
 
+    @property
+    def layout(self) -> Layout:
+        """How the layer is wired."""
+        assert self.whole.layout is not None
+        return self.whole.layout
+
     def is_behind(self, name: str) -> bool:
         """Return whether a scope of this layer passes an activation."""
-        parallel = self.layer is not None and self.layer.layout.parallel
-        return SCOPES[name].behind_feed_forward and not parallel
+        layout = None if self.layer is None else self.layer.layout
+        return SCOPES[name].behind_feed_forward and not (layout is not None and layout.parallel)
+
+    def is_replayed(self, name: str) -> bool:
+        """Return whether a scope of this layer has no factored form."""
+        return self.layer is not None and by_replay(self.layer.layout, name)
 
     def parts(self, end: Station) -> Parts:
         """Return the parts at a station before any activation."""
@@ -123,10 +173,11 @@ class LayerChain:
             if (scale := self._scale(self.block.scale)) is not None:
                 parts = parts.scaled(scale)
             return parts.residual(self.residual)
-        if end == "ff_residual":  # parallel: the feed-forward's output belongs to the query itself
-            return self.parts("residual").residual(self._ff_output())
+        if end in ("ff_residual", "layer"):
+            # In a parallel layer, the feed-forward's output belongs to the query itself.
+            return self.parts("residual").residual(self.stations.ff_output())
         if end == "ff_input":
-            parts, norm = self.parts("block"), self.norm(self.whole.layout.ff.before)
+            parts, norm = self.parts("block"), self.norm(self.layout.ff.before)
         else:
             parts, norm = self.parts("residual"), self.norm(self.block.after)
         return parts if norm is None else parts.norm(norm)
@@ -139,7 +190,7 @@ class LayerChain:
         if end in ("norm", "block", "ff_input"):
             steps.append(self._linear_of(self.norm(self.block.after)))
         if end == "ff_input":
-            steps.append(self._linear_of(self.norm(self.whole.layout.ff.before)))
+            steps.append(self._linear_of(self.norm(self.layout.ff.before)))
         return tuple(step for step in steps if step is not None)
 
     @staticmethod
@@ -152,48 +203,20 @@ class LayerChain:
         """Return the model's own hidden state at a station."""
         if end == "attention":
             return self.captured.output
-        layer, ff = self.whole, self.whole.layout.ff
-        if end == "residual" or (end == "block" and self.block.after is None):
-            return self.residual_sum()
-        if end in ("norm", "block"):
-            assert self.block.after is not None
-            return layer.output_of(self.block.after)
-        if end == "ff_input":
-            assert ff.before is not None
-            return layer.output_of(ff.before)
-        if end == "ff":
-            return self._ff_output()
-        if end == "ff_residual" and ff.after is not None:
-            return layer.given(ff.after)
-        return layer.output
+        return self.stations.at(end)
+
+    @cached_property
+    def stations(self) -> Stations:
+        """The model's own states in the layer."""
+        states = _RecordedStates(self.captured, self.whole)
+        if self.whole.layout is None:
+            return Stations(None, None, states, (None, None))
+        scales = self._scale(self.block.scale), self._scale(self.layout.ff.scale)
+        return Stations(self.layout, self.block, states, scales)
 
     def residual_sum(self) -> Tensor:
         """Return the residual sum of the attention block, as the next module receives it."""
-        layer, layout = self.whole, self.whole.layout
-        if self.block.after is not None:
-            return layer.given(self.block.after)
-        if layout.parallel:  # the model adds attention and feed-forward at once
-            return self.residual + self._branch_output()
-        following = layout.cross if self.kind == "self" and layout.cross is not None else layout.ff
-        if following.before is not None:
-            return layer.given(following.before)
-        assert not isinstance(following, Attention | Experts)
-        return layer.given(following.gate or following.first)
-
-    def _branch_output(self) -> Tensor:
-        output = self.captured.output
-        if self.block.branch is not None:
-            output = self.whole.output_of(self.block.branch)
-        scale = self._scale(self.block.scale)
-        return output if scale is None else scale(output)
-
-    def _ff_output(self) -> Tensor:
-        """Return what the feed-forward's branch adds to the residual."""
-        ff = self.whole.layout.ff
-        assert not isinstance(ff, Experts)
-        output = self.whole.output_of(ff.branch or ff.second)
-        scale = self._scale(ff.scale)
-        return output if scale is None else scale(output)
+        return self.stations.residual_sum()
 
     # ---- the layer's modules
 
@@ -213,13 +236,9 @@ class LayerChain:
         if path is None:
             return None
         if path not in self._scales:
-            multiplier = part(self.whole.module, path)
-            if isinstance(multiplier, Tensor):
-                factor = multiplier.detach().double()
-            else:  # torch.full on the device avoids a copy from the CPU
-                like: Any = {"dtype": torch.float64, "device": self.captured.device}
-                factor = torch.full((), float(multiplier), **like)
-            self._scales[path] = Linear(False, factor)
+            scale = scale_of(self.whole.module, path, self.captured.device)
+            assert scale is not None
+            self._scales[path] = scale
         return self._scales[path]
 
     def _affine(self, path: str) -> tuple[Tensor, Tensor | None]:
@@ -228,7 +247,7 @@ class LayerChain:
         return affine(module, f"{layer.name}.{path}", layer.given(path))
 
     def feed_forward(self) -> FeedForwardSplit:
-        layer, ff = self.whole, self.whole.layout.ff
+        layer, ff = self.whole, self.layout.ff
         assert not isinstance(ff, Experts)
         first, first_bias = self._affine(ff.first)
         gate: Tensor | None = None

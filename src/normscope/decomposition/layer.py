@@ -21,10 +21,12 @@ from normscope.capture import AttentionKind, Capture
 from normscope.capture.layers import LayerCapture
 from normscope.decomposition.block import Norm, Parts, length
 from normscope.decomposition.cells import NEGLIGIBLE, TINY, Cells, Positions
-from normscope.decomposition.chain import DecompositionOptions, LayerChain, scopes_of
+from normscope.decomposition.chain import DecompositionOptions, LayerChain, by_replay, scopes_of
 from normscope.decomposition.maps import KEEP_NOTHING, Reduce, ScopeMap
 from normscope.decomposition.plain import lengths_by_kernel, maps_by_kernels
+from normscope.decomposition.replayed import ANCHOR, ReplayedLayer
 from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Station
+from normscope.errors import UnsupportedModelError
 from normscope.foundation.shapes import Float
 from normscope.kernels import Scratch
 from normscope.kernels.backend import without_tf32
@@ -42,6 +44,7 @@ class LayerView:
         *,
         scratch: Scratch | None = None,
         batch: Any = None,
+        replayed: ReplayedLayer | None = None,
     ) -> None:
         self.captured, self.layer, self.batch = captured, layer, batch
         self.kind: AttentionKind = captured.kind
@@ -49,7 +52,8 @@ class LayerView:
         self.positions = (
             Positions.all(captured.shape, captured.device) if positions is None else positions
         )
-        self.scopes = HEAD_MAPS if layer is None else scopes_of(layer.layout, captured.kind)
+        self.replayed = None if replayed is None or replayed.kind != captured.kind else replayed
+        self.scopes = HEAD_MAPS if layer is None else self._scopes(layer)
         self.chain = LayerChain(captured, layer, self.how, scratch)
         self.attention, self.dtypes = self.chain.attention, self.chain.dtypes
         self.gaps: dict[str, Tensor] = {}  # name -> (batch,), not judged yet
@@ -66,13 +70,24 @@ class LayerView:
         if self.attention.rebuilt:
             return self
         how = replace(self.how, precision="float64", maps=True)
-        return LayerView(self.captured, self.layer, self.positions, how, batch=self.batch)
+        like: Any = {"batch": self.batch, "replayed": self.replayed}
+        return LayerView(self.captured, self.layer, self.positions, how, **like)
+
+    def _scopes(self, layer: LayerCapture) -> tuple[str, ...]:
+        """List the maps that this view has: those from replay only if they were replayed."""
+        replayed = {} if self.replayed is None else self.replayed.scopes
+        return tuple(
+            name
+            for name in scopes_of(layer.layout, self.kind)
+            if name in replayed or not by_replay(layer.layout, name)
+        )
 
     # ---- what measures read
 
     def maps(self, wanted: Sequence[str], reduce: Reduce | None = None) -> dict[str, ScopeMap]:
         """Compute maps with the heads summed, in one pass over the queries, and note their gaps."""
         behind = [name for name in wanted if self.chain.is_behind(name)]
+        replayed = [name for name in behind if self.chain.is_replayed(name)]
         factored = [n for n in wanted if not self.chain.is_behind(n) and not SCOPES[n].weight]
         with without_tf32(self.captured.device):
             maps = None if behind else maps_by_kernels(self, wanted, reduce)
@@ -80,8 +95,13 @@ class LayerView:
                 self._note_gaps(maps, wanted)
                 return {name: maps[name] for name in wanted}
             maps = self._fill(self.lengths([NORMS, *factored]), wanted, reduce)
-        if behind:
-            maps |= self._feed_forward_maps(behind)
+        if replayed:
+            maps |= self._replayed_maps(replayed)
+        if len(behind) > len(replayed):
+            maps |= self._feed_forward_maps([name for name in behind if name not in replayed])
+        if reduce is not None:
+            for name in behind:
+                maps[name].reduce_to(reduce)
         return {name: maps[name] for name in wanted if name in maps}
 
     def head_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
@@ -145,6 +165,11 @@ class LayerView:
         cells = self.attention.at(queries, keys)
         if not self.chain.is_behind(scope):
             return self.parts(SCOPES[scope].end).at(cells)
+        if self.chain.is_replayed(scope):
+            raise UnsupportedModelError(
+                f"{scope} of {self.name} comes from replay, of which lengths are kept and no "
+                "vectors"
+            )
         vectors_at = self._feed_forward_maps([scope])[scope].vectors_at
         assert vectors_at is not None
         return vectors_at(cells)
@@ -249,10 +274,13 @@ class LayerView:
 
     def _feed_forward_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
         """Compute the maps behind an activation in one pass, and note their gaps."""
-        scopes = [SCOPES[name] for name in self.scopes if self.chain.is_behind(name)]
+        scopes = [SCOPES[n] for n in self.scopes if self.chain.is_behind(n)]
+        stages = [scope for scope in scopes if scope.end != "layer"]
         cells = self._cells()
+        measured = self.chain.feed_forward().measure(stages, self.real, self.positions.keys)
+        measured += [replace(measured[-1], scope=s) for s in scopes if s not in stages]
         maps = {}
-        for scope_map in self.chain.feed_forward().measure(scopes, self.real, self.positions.keys):
+        for scope_map in measured:
             name = scope_map.scope.name
             if name not in wanted:
                 continue
@@ -263,6 +291,44 @@ class LayerView:
             self._note_gap_of(scope_map, cells)
             maps[name] = scope_map
         return maps
+
+    def _replayed_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
+        """Return maps from replay, and note their gaps."""
+        replayed, keys = self.replayed, self.positions.keys
+        if replayed is None or any(name not in replayed.scopes for name in wanted):
+            raise UnsupportedModelError(
+                f"{', '.join(wanted)} of {self.name} has no factored form, and comes from replay, "
+                "which this measure does not ask for"
+            )
+        self.dtypes |= replayed.dtypes
+        column = self.attention.own is None
+        anchored = self._anchor_gap(replayed)
+        maps = {}
+        for name in wanted:
+            scope = replayed.scopes[name]
+            maps[name] = scope.map(
+                name, self.real(name), keys, column and not SCOPES[name].per_head
+            )
+            maps[name].mixing_ratio = maps[name].ratio()
+            self._note_gap_of(maps[name], None)
+            if anchored is not None:
+                self.note_gap(name, anchored)
+        return maps
+
+    def _anchor_gap(self, replayed: ReplayedLayer) -> Float[Tensor, " batch"] | None:
+        """Return the gap of all replayed cells to the factored form, where the block ends.
+
+        None for a layer whose wiring is not known. It is relative to the cell and its row's mean.
+        """
+        if ANCHOR not in replayed.scopes or ANCHOR not in self.scopes:
+            return None
+        view = LayerView(self.captured, self.layer, self.positions, self.how)
+        factored = view.maps([ANCHOR])[ANCHOR].values
+        assert factored is not None
+        mean = factored.mean(dim=-1, keepdim=True)
+        size = (factored + mean).clamp_min(TINY)
+        gaps = (replayed.scopes[ANCHOR].lengths - factored).abs() / size
+        return gaps.masked_fill(~self.positions.queries.unsqueeze(-1), 0).flatten(1).amax(dim=1)
 
     def _note_gaps(self, maps: dict[str, ScopeMap], wanted: Sequence[str]) -> None:
         """Note the gaps of several maps, and of their cells to the definition."""

@@ -112,6 +112,12 @@ class ScopeMap:
         for name, reduced in self._reduced(rows, self.reduce).items():
             self.reduced[name] = self._put(self.reduced.get(name), block, reduced)
 
+    def reduce_to(self, reduce: Reduce) -> None:
+        """Keep the reductions of the map instead of the map."""
+        assert self.values is not None
+        values, self.values, self.drawn, self.reduce = self.values, None, None, reduce
+        self.keep(slice(0, self.queries), values)
+
     def _drawn_cells(self, block: slice, rows: Tensor, i: Tensor, j: Tensor) -> Tensor:
         """Return the values of the drawn cells that are known so far."""
         row = torch.arange(len(i), device=i.device).unsqueeze(1)

@@ -173,7 +173,7 @@ def _is_plain(view: LayerView, ends: set[Station]) -> bool:
     if view.layer is None or ends == {"attention"}:
         return True
     block = view.chain.block
-    plain = block.branch is None and block.scale is None and not view.chain.whole.layout.parallel
+    plain = block.branch is None and block.scale is None and not view.chain.layout.parallel
     two_norms = block.after is not None and "ff_input" in ends
     return plain and not two_norms and view.captured.residual is not None
 
@@ -227,7 +227,7 @@ def _row_arguments(view: LayerView, ends: set[Station]) -> tuple[dict[str, Any],
     """Return the arguments of ``row_lengths`` beyond attention, and whether there is a norm."""
     if ends == {"attention"}:
         return {}, False
-    before = view.chain.whole.layout.ff.before if "ff_input" in ends else None
+    before = view.chain.layout.ff.before if "ff_input" in ends else None
     path = view.chain.block.after or before
     further: dict[str, Any] = {
         "residual": view.residual.flatten(0, 1),

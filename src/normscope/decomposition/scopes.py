@@ -24,6 +24,7 @@ Station = Literal[
     "ff",  # the output of the feed-forward's branch
     "ff_residual",  # the residual sum of the feed-forward block
     "ff_norm",  # the norm after that sum
+    "layer",  # the layer's output, whatever came last
 ]
 
 
@@ -54,7 +55,7 @@ class Scope:
     @property
     def behind_feed_forward(self) -> bool:
         """Whether the vectors pass an activation, so that they have to be built one by one."""
-        return self.end in ("ff", "ff_residual", "ff_norm")
+        return self.end in ("ff", "ff_residual", "ff_norm", "layer")
 
     @property
     def with_residual(self) -> bool:
@@ -213,6 +214,18 @@ _TABLE = (
         meaning="From the layer's input to its output: attention block, feed-forward, residual.",
         ff_norm_before=True,
     ),
+    Scope(
+        "whole_layer",
+        "layer",
+        short="whole layer",
+        label="whole layer",
+        title="The whole layer, whatever its wiring",
+        formula="‖y_{ij}‖,  y_{i} = Σ_{j} y_{ij} + bias, the layer’s output",
+        whole="the layer’s output",
+        meaning="From the layer's input to its output, whatever is in between: attention weights, "
+        "the scales of norms, gates and routing are held, and activations are divided among the "
+        "tokens by integrated gradients.",
+    ),
 )
 
 SCOPES = {scope.name: scope for scope in _TABLE}
@@ -223,7 +236,7 @@ HEAD_MAPS = tuple(scope.name for scope in _TABLE if scope.per_head)
 # The five analyses of the 2021 paper.
 ANALYSES = tuple(s.name for s in _TABLE if s.end in ("attention", "residual", "norm"))
 # The maps of the 2024 paper, of which a layer has some.
-BLOCK_MAPS = tuple(s.name for s in _TABLE if s.name not in ANALYSES)
+BLOCK_MAPS = tuple(s.name for s in _TABLE if s.name not in ANALYSES and s.end != "layer")
 
 
 def by_vectors(names: Iterable[str] = NAMES) -> list[Scope]:

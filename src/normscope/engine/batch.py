@@ -64,12 +64,16 @@ class Batch:
         return []
 
     def forward(self, model: nn.Module) -> Any:
-        """Run the model."""
+        """Run the model with the inputs of this batch."""
+        return self.call(model, self.inputs)
+
+    def call(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+        """Run the model with given inputs, in the way of this batch."""
         # A cache costs memory and is not used here; with one, FSMT even drops its causal mask. But
         # without one, many models take a jump in given position ids for the start of a new text.
-        caller_decides = not {"use_cache", "position_ids"}.isdisjoint(self.inputs)
+        caller_decides = not {"use_cache", "position_ids"}.isdisjoint(inputs)
         uncached = not caller_decides and "use_cache" in accepted_by(model)
-        return model(**self.inputs, **({"use_cache": False} if uncached else {}))
+        return model(**inputs, **({"use_cache": False} if uncached else {}))
 
     # ---- which positions are real
 

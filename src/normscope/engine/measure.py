@@ -28,6 +28,7 @@ class Needs:
     spot_check: int = 1  # check random cells of one layer in this many
     recordable: bool = False  # observe() does not synchronise, so a CUDA graph can record it
     slow: bool = False  # show progress over the layers
+    replay: tuple[str, ...] = ()  # scopes to replay in layers that have no factored form of them
     how: DecompositionOptions = field(default_factory=DecompositionOptions)
 
 

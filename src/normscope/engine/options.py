@@ -109,10 +109,8 @@ class AnalysisOptions:
                 f"{', '.join(HEAD_MAPS)}"
             )
         reduce = check_reductions(self.reduce) if self.reduce else ()
-        behind = behind_feed_forward(maps)
-        if reduce and (self.heads == "each" or behind):
-            what = f"maps behind a feed-forward ({', '.join(behind)})" if behind else "single heads"
-            raise InputError(f"reduce works on maps of summed heads up to the norms, not {what}")
+        if reduce and self.heads == "each":
+            raise InputError("reduce works on maps of summed heads, not on those of single heads")
         return replace(
             self,
             maps=maps,

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from normscope.capture import Capture
+from normscope.capture.layers import LayerCapture
 from normscope.decomposition.cells import Positions
+from normscope.decomposition.replayed import ReplayedLayer, Run
 from normscope.engine.batch import Batch
 from normscope.engine.measure import Observed, Part
 from normscope.engine.transfer import Transfer
@@ -66,10 +68,21 @@ class Pass:
         self.began: object = None  # the state of the weights when it began
         self.samples: list[Tensor] = []  # of the weights, when the model had run
         self.stopped: set[int] = set()  # measures that need nothing more of this pass
+        self.replayed: dict[Run, ReplayedLayer] = {}
+        self.runs: dict[str, int] = {}  # of each layer, by path
         # The last mask, and the queries that it blocks.
         self._mask: tuple[Tensor | None, Tensor | None] = None, None
         self._transfer = Transfer()
         self._stacked: dict[Part, list[dict[str, Tensor | list[Tensor]]]] = {}
+
+    def replay_of(self, layer: LayerCapture | None) -> ReplayedLayer | None:
+        """Return what was replayed of a layer that has just run."""
+        if layer is None or not self.replayed:
+            return None
+        replayed = self.replayed.get((layer.name, self.runs.get(layer.name, 0)))
+        if replayed is not None:
+            self.paths.add("replay")
+        return replayed
 
     def record_of(self, captured: Capture) -> PartRecord:
         """Return the record of the part that an attention call belongs to."""

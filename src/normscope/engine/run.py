@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, count
 from typing import Any
 
@@ -20,6 +21,7 @@ from normscope.capture import AttentionMode, Capture, capture
 from normscope.capture.active import UNPADDED
 from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.decomposition.layer import LayerView
+from normscope.decomposition.replayed import ReplayedLayer, Replays, Run, replayed_scopes
 from normscope.engine.batch import Batch
 from normscope.engine.judge import check_masks, judge
 from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
@@ -42,7 +44,9 @@ from normscope.foundation.interrupts import shielded
 from normscope.foundation.probes import samples
 from normscope.foundation.progress import is_shown, stage
 from normscope.kernels import Scratch
-from normscope.models.running import evaluating
+from normscope.linearisation.replay import Kind
+from normscope.models.layouts import Layout
+from normscope.models.running import accepted_by, evaluating
 from normscope.models.walk import weights
 from normscope.results.state import ModelState, Snapshot
 
@@ -133,7 +137,11 @@ class PlainBatch(Batch):
 
     def forward(self, model: nn.Module) -> Any:
         """Run the model and keep its output."""
-        self.output = model(**self.inputs)
+        self.output = self.call(model, self.inputs)
+
+    def call(self, model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+        """Run the model with exactly these inputs."""
+        return model(**inputs)
 
 
 def look(
@@ -171,6 +179,7 @@ class Engine:
         self.attention, self.bound = attention, bound
         self.needs = [measure.needs for measure in measures]
         self.whole_layers = any(needs.whole_layers for needs in self.needs)
+        self.replays = tuple(dict.fromkeys(name for needs in self.needs for name in needs.replay))
         self.recorded_as = recorded_as
         self.snapshot = Snapshot(model) if snapshot is None else snapshot
         self.recordings = Recordings() if recorded_as is None else recordings_of(model)
@@ -263,14 +272,16 @@ class Engine:
             for captured in (layer.attention, layer.cross):
                 if captured is not None:
                     attended(captured, layer)
+            running.runs[layer.name] = running.runs.get(layer.name, 0) + 1
             count_layer()
 
         record = (
-            capture_layers(self.model, layer_done, attention=attention)
+            capture_layers(self.model, layer_done, attention=attention, unlisted=bool(self.replays))
             if self.whole_layers
             else capture(self.model, attended, attention=attention)
         )
         try:
+            running.replayed = self._replay(batch)
             with (
                 self._progress() as count_layer,
                 evaluating(self.model),
@@ -285,6 +296,19 @@ class Engine:
             return self._forward(batch, attention)
         running.samples = samples(weights(self.model))
         return running
+
+    def _replay(self, batch: Batch) -> dict[Run, ReplayedLayer]:
+        """Replay the scopes that measures ask for and that have no factored form."""
+        if not self.replays:
+            return {}
+
+        def choose(layout: Layout | None, kind: Kind) -> list[str]:
+            return replayed_scopes(layout, kind, self.replays)
+
+        inputs = dict(batch.inputs)
+        if "logits_to_keep" in accepted_by(self.model):
+            inputs.setdefault("logits_to_keep", 1)
+        return Replays(self.model, partial(batch.call, self.model), inputs, choose).run()
 
     def _observe(
         self, running: Pass, captured: Capture, layer: LayerCapture | None, scratch: Scratch
@@ -302,8 +326,9 @@ class Engine:
                 continue
             if view is None or view.how != needs.how or view.positions.every != needs.spot_check:
                 positions = record.positions_on(captured, needs.spot_check)
+                with_batch: Any = {"batch": running.batch, "replayed": running.replay_of(layer)}
                 view = LayerView(
-                    captured, layer, positions, needs.how, scratch=scratch, batch=running.batch
+                    captured, layer, positions, needs.how, scratch=scratch, **with_batch
                 )
             try:
                 noted.append(measure.observe(view))
@@ -356,6 +381,7 @@ class Engine:
         """Return what batches must share to use one recording; None if not recordable."""
         recordable = all(needs.recordable for needs in self.needs)
         recordable = recordable and type(batch).forward is Batch.forward
+        recordable = recordable and type(batch).call is Batch.call
         if not recordable or not next(self.model.parameters()).is_cuda or watched():
             return None
         tensors = {k: v for k, v in batch.inputs.items() if isinstance(v, Tensor)}

@@ -86,6 +86,7 @@ class _Gate:
     function: Callable[[Tensor], Tensor] | None = None
     origin: Origin | None = None
     point: Tensor | None = None
+    scale: Callable[[Tensor], Tensor] | None = None  # of a held factor: its function of ``point``
 
 
 _ACTIVE = threading.local()
@@ -187,6 +188,11 @@ class Network(LeavableMode):
     def explained_rows(self) -> int:
         """The number of rows without baselines."""
         return self.rows // 2 if self.rules.difference else self.rows
+
+    @property
+    def pushes(self) -> bool:
+        """Whether components are pushed forwards."""
+        return self.components is not None
 
     @property
     def active(self) -> bool:
@@ -313,10 +319,10 @@ class Network(LeavableMode):
             return state
         return forward_ad.make_dual(state, self.components(self.sources[-1]))
 
-    def count(self, state: Tensor, constant: Any, part: str = "position") -> None:
-        """Count the share of a constant that is a summand of a state."""
+    def count(self, state: Tensor, constant: Any, part: str = "position") -> Tensor:
+        """Count the share of a constant that is a summand of a state; return the state."""
         if not self.ledger.counting or (not isinstance(constant, Tensor) and constant == 0):
-            return
+            return state
         stack = self.stage
         if (
             stack is not None
@@ -331,6 +337,7 @@ class Network(LeavableMode):
             )
         else:
             self.ledger.count(state, constant, self.cut)
+        return state
 
     def _place_of(self, stack: str, part: str, shape: torch.Size) -> tuple[str, str] | None:
         """Return stack and part of a constant at positions; None if the stack has others."""
@@ -350,7 +357,7 @@ class Network(LeavableMode):
             (first, second), signs.get(func.__name__, (1, -alpha)), strict=True
         ):
             if not _is_state(summand):
-                self.count(value, summand if sign == 1 else sign * summand)
+                value = self.count(value, summand if sign == 1 else sign * summand)
         return value
 
     def _fill(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -371,7 +378,8 @@ class Network(LeavableMode):
         value = func(*args, **kwargs)
         # On a GPU, to count zeros is cheaper than to wait for the answer.
         if constant is not None and (constant.is_cuda or bool((constant != 0).any())):
-            self.count(args[0] if value is None else value, constant, part="word")
+            counted = self.count(args[0] if value is None else value, constant, part="word")
+            value = None if value is None else counted
         return value
 
     def _refuse_other_masks(self, func: Any, args: Arguments, kwargs: Keywords) -> None:
@@ -400,7 +408,7 @@ class Network(LeavableMode):
         if bias is not None:
             value = unaliased(value)
             behind = functions.CONVOLUTIONS.get(func.__name__, 0)
-            self.count(value, bias.view(-1, *[1] * behind) if behind else bias)
+            value = self.count(value, bias.view(-1, *[1] * behind) if behind else bias)
         return value
 
     def _biased_product(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
@@ -412,14 +420,13 @@ class Network(LeavableMode):
                 return kwargs.get("beta", 1) * args[0] + kwargs.get("alpha", 1) * product(*args[1:])
         value: Tensor = func(*args, **kwargs)
         if not _is_state(args[0]):
-            self.count(value, kwargs.get("beta", 1) * args[0])
+            value = self.count(value, kwargs.get("beta", 1) * args[0])
         return value
 
     def _batch_norm(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
         value: Tensor = func(*args, **kwargs)
         zeros = torch.zeros_like(args[0][:1])
-        self.count(value, func(zeros, *args[1:], **kwargs))
-        return value
+        return self.count(value, func(zeros, *args[1:], **kwargs))
 
     # ---- elementwise functions
 
@@ -444,8 +451,7 @@ class Network(LeavableMode):
         origin = self._origins.get(known)
         if origin is None:
             origin = self._origins[known] = Origin.of(function)
-        output = Slope(function, origin, value)(u)
-        self.count(output, origin.value)
+        output = self.count(Slope(function, origin, value)(u), origin.value)
         _mark(output, _Gate(function, origin, u.detach()))
         return output
 
@@ -463,7 +469,10 @@ class Network(LeavableMode):
         """Hold an elementwise function, which scales or gates other states."""
         if self.rules.norm == "held":
             held: Tensor = _held(func, args, kwargs)
-            return _mark(held, _Gate())
+            if self.rules.product != "ig" or not isinstance(args[0], Tensor):
+                return _mark(held, _Gate())
+            gate = _Gate(point=args[0].detach(), scale=of_first(func, args, kwargs))
+            return _mark(held, gate)
         if self.rules.softmax == "secant":
             return SecantSlope(of_first(func, args, kwargs))(args[0])
         return self._tangent(of_first(func, args, kwargs), (args[0],))
@@ -491,8 +500,8 @@ class Network(LeavableMode):
         places = [place for place, argument in enumerate(args) if _is_state(argument)]
         if len(places) == 1 and isinstance(args[places[0]], Tensor):
             value: Tensor = func(*args, **kwargs)
-            gates = [argument for argument in args if _gate(argument)]
-            return _mark(value, _Gate()) if gates and gates[0] is not args[places[0]] else value
+            gates = [gate for a in args if not _is_state(a) and (gate := _gate(a)) is not None]
+            return _mark(value, _written_out(args[places[0]], gates[0])) if gates else value
         if len(places) != 2:
             return self._unknown(func, args, kwargs)
         first, second = (args[place] for place in places)
@@ -577,7 +586,7 @@ class Network(LeavableMode):
         kind = SecantNorm if self.rules.norm == "secant" else HeldNorm
         value = kind(norm.function, norm.scale, norm.grouped, norm.eps, norm.centred)(x)
         if norm.bias is not None:
-            self.count(value, norm.bias)
+            value = self.count(value, norm.bias)
         return value
 
     def _attention(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
@@ -592,7 +601,7 @@ class Network(LeavableMode):
             held: Callable[..., Tensor] = attention
             if can_fuse(q, k, call):
                 held = FusedAttention(attention, call)
-            elif self.components is not None:
+            elif self.pushes:
                 held = HeldAttention(attention, call)
             context = held(q.detach(), k.detach(), v)
         else:
@@ -667,6 +676,23 @@ def _mark(tensor: Tensor, gate: _Gate) -> Tensor:
     """Note that a tensor came out of an activation."""
     tensor._normscope_gate = gate  # type: ignore[attr-defined]
     return tensor
+
+
+def _written_out(u: Tensor, held: _Gate) -> _Gate:
+    """Return what is known of u · h, h held: an activation, if h is a function of c · u."""
+    scale, scaled, u = held.scale, held.point, u.detach()
+    if scale is None or scaled is None or scaled.shape != u.shape or not u.numel():
+        return _Gate()
+    largest = u.abs().argmax()
+    factor = scaled.flatten()[largest] / u.flatten()[largest]
+    if not torch.allclose(scaled, factor * u, rtol=1e-5, atol=0):
+        return _Gate()
+    number = float(factor)
+
+    def function(point: Tensor) -> Tensor:
+        return point * scale(number * point)
+
+    return _Gate(function, Origin.of(function), u)
 
 
 def _gate(tensor: Any) -> _Gate | None:

@@ -229,7 +229,7 @@ def analyze_inputs(
         maps, heads, ff_bias, memory, attention, kernels, reduce, categories, precision
     ).checked()
     model, _ = resolve(model)
-    check_available(model, options.maps)
+    check_available(model, options.maps, options.ff_bias)
     if tokens is not None and tokenizer is not None:
         raise InputError("tokens and tokenizer both name the positions: give one of them")
     host = checked_inputs(model, inputs, "analyze_inputs")
@@ -346,7 +346,7 @@ def _analyze_texts(
     if len({options.attention for options in views}) != 1:
         raise InputError("several views of a text share one pass: give them the same attention")
     for options in views:
-        check_available(model, options.maps)
+        check_available(model, options.maps, options.ff_bias)
     measures = [
         Maps(model, options, signature.with_settings(settings_of(model, options)))
         for options in views

@@ -58,15 +58,16 @@ class Maps:
     @property
     def needs(self) -> Needs:
         """Whole layers for residuals and norms, weights for single heads and feed-forwards."""
-        behind = bool(behind_feed_forward(self.maps))
+        behind = behind_feed_forward(self.maps)
         options: Any = self.options
         return Needs(
             whole_layers=self.whole_layers,
-            weights=self.heads == "each" or behind,
+            weights=self.heads == "each" or bool(behind),
             masks=True,
             spot_check=SPOT_CHECK,
             recordable=not (options.reduce or behind),
-            slow=behind,
+            slow=bool(behind),
+            replay=tuple(behind) if options.ff_bias == "path" else (),
             how=DecompositionOptions(
                 options.ff_bias, options.memory, options.kernels, options.precision
             ),
@@ -106,6 +107,8 @@ class Maps:
         if view.layer is None or not self.whole_layers:
             return list(self.maps)
         # ALBERT's layers are in a list inside the one that counts as its stack.
+        if view.layer.layout is None:
+            return [name for name in self.maps if name in view.scopes]
         names = self.available[view.layer.name.rpartition(".")[0], view.kind]
         return [name for name in self.maps if name in names]
 

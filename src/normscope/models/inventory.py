@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,3 +258,27 @@ def configs_of(model: nn.Module) -> dict[int, Any]:
     """Return every configuration that a module of the model may read, by its id."""
     structure = ModuleTree(model)
     return search_of(model, structure).configs(structure.places)
+
+
+_CROSS_INPUTS = ("key_value_states", "encoder_hidden_states")
+_CROSS_FLAGS = ("is_cross_attention", "encoder_decoder_attention")
+
+
+def reads_other_states(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Tensor | None, bool]:
+    """Return the input of an attention module, and whether it is a cross-attention."""
+    parameters = _parameters_of(type(module).forward)
+    named = {**dict(zip(parameters, args, strict=False)), **kwargs}
+    # In the order of the signature: callers may name their arguments in any order.
+    ordered = [named.get(parameter) for parameter in parameters]
+    states = next((t for t in ordered if isinstance(t, Tensor)), None)
+    cross = any(named.get(k) is not None for k in _CROSS_INPUTS) or any(
+        getattr(module, flag, False) is True for flag in _CROSS_FLAGS
+    )
+    return states, cross
+
+
+@functools.cache
+def _parameters_of(method: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(method).parameters)[1:]  # without self

@@ -1,0 +1,146 @@
+"""The stations of a layer, read from what its modules took and gave.
+
+What is read may be the states of the model, or components of them: a station is a linear function
+of what the modules around it took and gave.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from normscope.decomposition.scopes import Station
+from normscope.kernels import Linear
+from normscope.models.layouts import Attention, Experts, FeedForward, Layout, part
+
+
+class LayerStates(ABC):
+    """States of one layer in one run, or components of them, (batch, query, hidden)."""
+
+    @property
+    @abstractmethod
+    def residual(self) -> Tensor:
+        """What the residual connection around the attention carries."""
+
+    @property
+    @abstractmethod
+    def attended(self) -> Tensor:
+        """The output of the attention's projection."""
+
+    @property
+    @abstractmethod
+    def output(self) -> Tensor:
+        """The layer's output."""
+
+    @abstractmethod
+    def given(self, path: str) -> Tensor:
+        """Return the input of a module."""
+
+    @abstractmethod
+    def output_of(self, path: str) -> Tensor:
+        """Return the output of a module."""
+
+
+def core_of(ff: FeedForward | Experts) -> str:
+    """Return the path of the module whose output is the feed-forward's, before any norm."""
+    return ff.module if isinstance(ff, Experts) else ff.second
+
+
+def entry_of(ff: FeedForward | Experts) -> str:
+    """Return the path of a module whose input is the feed-forward's, behind any norm."""
+    return ff.module if isinstance(ff, Experts) else ff.gate or ff.first
+
+
+def scale_of(layer: nn.Module, path: str | None, device: torch.device) -> Linear | None:
+    """Return the multiplier of a branch."""
+    if path is None:
+        return None
+    multiplier = part(layer, path)
+    if isinstance(multiplier, Tensor):
+        return Linear(False, multiplier.detach().double())
+    # torch.full on the device avoids a copy from the CPU
+    like: Any = {"dtype": torch.float64, "device": device}
+    return Linear(False, torch.full((), float(multiplier), **like))
+
+
+class Stations:
+    """The stations of one attention of a layer and of what follows it.
+
+    Args:
+        layout: the layer's; None if it is not known, then there are only the ends of the layer.
+        block: the attention block that the stations belong to.
+        states: what the modules took and gave.
+        scales: the multipliers of the branches of attention and feed-forward.
+    """
+
+    def __init__(
+        self,
+        layout: Layout | None,
+        block: Attention | None,
+        states: LayerStates,
+        scales: tuple[Linear | None, Linear | None],
+    ) -> None:
+        self._layout, self._block, self.states = layout, block, states
+        self.attention_scale, self.ff_scale = scales
+
+    @property
+    def layout(self) -> Layout:
+        """The layer's layout."""
+        assert self._layout is not None
+        return self._layout
+
+    @property
+    def block(self) -> Attention:
+        """The attention block."""
+        assert self._block is not None
+        return self._block
+
+    def at(self, end: Station) -> Tensor:
+        """Return the state at a station."""
+        states = self.states
+        if end == "attention":
+            return states.attended
+        if end == "layer":
+            return states.output
+        block, ff = self.block, self.layout.ff
+        if end == "residual" or (end == "block" and block.after is None):
+            return self.residual_sum()
+        if end in ("norm", "block"):
+            assert block.after is not None
+            return states.output_of(block.after)
+        if end == "ff_input":
+            assert ff.before is not None
+            return states.output_of(ff.before)
+        if end == "ff":
+            return self.ff_output()
+        if end == "ff_residual" and ff.after is not None:
+            return states.given(ff.after)
+        return states.output
+
+    def residual_sum(self) -> Tensor:
+        """Return the residual sum of the attention block, as the next module receives it."""
+        layout, block = self.layout, self.block
+        if block.after is not None:
+            return self.states.given(block.after)
+        if layout.parallel:  # the model adds attention and feed-forward at once
+            return self.states.residual + self._branch_output()
+        is_cross = block is layout.cross
+        following = layout.ff if is_cross or layout.cross is None else layout.cross
+        if following.before is not None:
+            return self.states.given(following.before)
+        assert not isinstance(following, Attention)
+        return self.states.given(entry_of(following))
+
+    def _branch_output(self) -> Tensor:
+        branch = self.block.branch
+        output = self.states.attended if branch is None else self.states.output_of(branch)
+        return output if self.attention_scale is None else self.attention_scale(output)
+
+    def ff_output(self) -> Tensor:
+        """Return what the feed-forward's branch adds to the residual."""
+        ff = self.layout.ff
+        output = self.states.output_of(ff.branch or core_of(ff))
+        return output if self.ff_scale is None else self.ff_scale(output)
