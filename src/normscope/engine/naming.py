@@ -139,7 +139,7 @@ def _drawn(sound: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a recording as a picture (row, step) from 0 to 1: its features, or its loudness."""
     if sound.ndim == 2:
         low, high = float(sound.min()), float(sound.max())
-        return (sound.T[::-1] - low) / (high - low if high > low else 1.0)
+        return (high - sound.T[::-1]) / (high - low if high > low else 1.0)  # loud is dark
     loud = np.abs(sound) / max(float(np.abs(sound).max()), 1e-12)
     lines = np.abs(np.linspace(1, -1, 65))[:, None]
     return np.where(lines <= loud, 0.25, 1.0)
