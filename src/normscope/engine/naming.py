@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normscope.engine.footprints import Footprint, footprints_of, images_in
 from normscope.models.processors import FEATURES, Scales, scales_of
-from normscope.text.pictures import Picture, Place, small_copy, wide_copy
+from normscope.text.pictures import PatchPlace, Picture, small_copy, wide_copy
 from normscope.text.tokens import Tokens
 
 
@@ -71,7 +71,7 @@ class SeenPositions:
         size = len(footprint.places) // footprint.rows
         places = footprint.places[start : start + length]
         numbers = list(dict.fromkeys(place[0] for place in places if place is not None))
-        local: list[Place | None] = [
+        local: list[PatchPlace | None] = [
             place and (numbers.index(place[0]), *place[1:]) for place in places
         ]
         strings, special = [], []
