@@ -24,7 +24,7 @@ from normscope.attribution.rows import AskedRow
 from normscope.attribution.wording import answer_in_words, headline_of, terms_in_words
 from normscope.engine.items import PreparedItem
 from normscope.errors import InputError
-from normscope.models.processors import Item, processor_name, rendered
+from normscope.models.processors import MediaItem, processor_name, rendered
 from normscope.models.running import accepted_by, evaluating
 from normscope.models.sides import tokenizer_in
 from normscope.results.attribution import Attribution
@@ -45,7 +45,7 @@ class ItemReader(Reader):
         prepared: the inputs that the processor made of it.
     """
 
-    def __init__(self, model: Any, processor: Any, item: Item, prepared: PreparedItem) -> None:
+    def __init__(self, model: Any, processor: Any, item: MediaItem, prepared: PreparedItem) -> None:
         super().__init__(model, tokenizer_in(processor), truncate=False)
         self.processor, self.item, self.prepared = processor, item, prepared
         ids = prepared.inputs.get("input_ids")
@@ -111,7 +111,7 @@ class ItemExplainer:
     def __init__(self, model: Any, processor: Any, options: AttributionOptions) -> None:
         self.model, self.processor, self.options = model, processor, options
 
-    def explain(self, item: Item, prepared: PreparedItem, question: Question) -> Attribution:
+    def explain(self, item: MediaItem, prepared: PreparedItem, question: Question) -> Attribution:
         """Return the shares of an item in what the question asks for."""
         reader = ItemReader(self.model, self.processor, item, prepared)
         question = _with_similarity(self.model, item, question)
@@ -184,7 +184,7 @@ class ItemExplainer:
         return attribution(shares, slice(0, 1), segments, labels)
 
 
-def _with_similarity(model: Any, item: Item, question: Question) -> Question:
+def _with_similarity(model: Any, item: MediaItem, question: Question) -> Question:
     """Return the question of a model that compares images with texts, if none was asked."""
     both = bool(item.images) and item.text is not None
     compares = head_of(model) == NO_HEAD and "return_loss" in accepted_by(model)

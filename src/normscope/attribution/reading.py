@@ -13,7 +13,7 @@ from normscope.foundation.texts import printable
 from normscope.models.sides import tokenizers_of
 from normscope.results.arrays import take
 from normscope.text.limits import check_fits, embedding_table, max_length_of
-from normscope.text.pictures import Place
+from normscope.text.pictures import PatchPlace
 from normscope.text.pieces import SPACE_MARKS, label_ids
 from normscope.text.targets import shift_right
 from normscope.text.tokens import Encoded, Tokens, encode, state_kept
@@ -238,7 +238,7 @@ def join_tokens(tokens: Tokens, more: Tokens) -> Tokens:
     )
 
 
-def _joined_places(tokens: Tokens, more: Tokens) -> tuple[Place | None, ...] | None:
+def _joined_places(tokens: Tokens, more: Tokens) -> tuple[PatchPlace | None, ...] | None:
     """Return the places of tokens followed by others, whose pictures follow too."""
     if tokens.places is None and more.places is None:
         return None

@@ -29,8 +29,8 @@ from normscope.cli.output import (
     temporary_page,
 )
 from normscope.cli.status import working
-from normscope.cli.texts import check_texts, read_text
-from normscope.decomposition.scopes import HEAD_MAPS
+from normscope.cli.texts import check_media, check_texts, images_given, read_text
+from normscope.decomposition.scopes import HEAD_MAPS, NORMS
 from normscope.engine.options import AnalysisOptions
 from normscope.errors import InputError
 from normscope.foundation.files import check_file, write_file
@@ -57,6 +57,15 @@ class AnalyzeArguments(CommandArguments):
     )
     text: str | None = option(
         None, help="The text to read; the same as the argument TEXT.", metavar="TEXT"
+    )
+    image: list[Path] | None = option(
+        None,
+        help="An image that the model reads, with its processor; may be given several times. The "
+        "text, if any, has the image's token where it belongs.",
+        metavar="FILE",
+    )
+    audio: Path | None = option(
+        None, help="A recording that the model hears, as a WAV file.", metavar="FILE"
     )
     model: str | None = shared(CommonOptions, "model")
     text_pair: str | None = option(
@@ -112,8 +121,10 @@ class AnalyzeArguments(CommandArguments):
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.analyze`."""
         return self.keywords(
-            *("given", "layer", "category", "output"),
+            *("given", "layer", "category", "output", "image"),
             *("query", "words", "open_page", "whole_signature"),
+            images=images_given(self.image),
+            audio=self.audio,
             maps=list(HEAD_MAPS) if self.maps is None else split_commas(self.maps),
             heads="sum" if self.heads is None else self.heads,
             reduce=[] if self.reduce is None else split_commas(self.reduce),
@@ -154,6 +165,8 @@ def analyze(arguments: AnalyzeArguments) -> None:
       normscope analyze "The cat sat." --model ./my-model --output cat.png
       normscope analyze "The cat sat." --output - | jq .tokens
       normscope analyze "The cat sat." --reduce mixing_ratio,top3
+      normscope analyze --image cat.png --model ./vit --open
+      normscope analyze "<image> What is this?" --image cat.png --model ./llava
       normscope analyze "Guten Tag." --target "Good day." \\
                         --model Helsinki-NLP/opus-mt-de-en
 
@@ -197,7 +210,9 @@ def analyze(arguments: AnalyzeArguments) -> None:
 
 def _with_text(arguments: AnalyzeArguments) -> AnalyzeArguments:
     """Read the text, and check it and the model's name, before anything heavy is imported."""
-    text = read_text(arguments.given, arguments.text, "analyze")
+    with_media = bool(arguments.image) or arguments.audio is not None
+    check_media(arguments.image, arguments.audio)
+    text = read_text(arguments.given, arguments.text, "analyze", needed=not with_media)
     texts = {"text": text, "text_pair": arguments.text_pair, "target": arguments.target}
     check_texts(texts)
     check_source(arguments.model, arguments.revision)
@@ -271,9 +286,10 @@ def _page_results(arguments: AnalyzeArguments) -> list[Contributions]:
     """Analyse for a page that shows weights and norms of each head, and the attention block."""
     from normscope.show import page
 
-    names = ["text", "text_pair", "target", "attention", "truncate"]
+    names = ["text", "text_pair", "target", "attention", "truncate", "audio"]
     names += ["device", "dtype", "revision", "strict"]
-    results = page.gather(arguments.model, **{name: getattr(arguments, name) for name in names})
+    given = {name: getattr(arguments, name) for name in names}
+    results = page.gather(arguments.model, images=images_given(arguments.image), **given)
     if len(results) == 1:
         note("the text is too long for a page with single heads; the page shows their sum")
     return [_chosen(result, arguments) for result in results]
@@ -332,6 +348,12 @@ def _draw(result: Contributions, output: str) -> str:
     parts = result.parts
     part = parts.get("cross", next(reversed(parts.values()))) if parts else result
     layer = most_different(part).layer
+    if part.key_tokens.pictures:
+        from normscope.show.plots import image_map
+
+        name = NORMS if NORMS in part else next(iter(part))
+        save_figure(image_map(part, layer, map=name).figure, output, dpi=150)
+        return layer_name(layer, part[next(iter(part))].labels["layer"])
     side_by_side = compare if len(part) <= MAPS_IN_A_ROW else scopes
     axes = side_by_side(part, layer, list(part))
     save_figure(axes[0].figure, output, dpi=150)

@@ -30,7 +30,7 @@ from normscope.cli.output import (
     temporary_page,
 )
 from normscope.cli.status import working
-from normscope.cli.texts import check_texts, read_text
+from normscope.cli.texts import check_media, check_texts, images_given, read_text
 from normscope.errors import InputError
 from normscope.foundation.progress import stage
 from normscope.models.sources import check_source
@@ -56,6 +56,15 @@ class AttributeArguments(CommandArguments):
     )
     text: str | None = option(
         None, help="The text to read; the same as the argument TEXT.", metavar="TEXT"
+    )
+    image: list[Path] | None = option(
+        None,
+        help="An image that the model reads, with its processor; may be given several times. The "
+        "text, if any, has the image's token where it belongs.",
+        metavar="FILE",
+    )
+    audio: Path | None = option(
+        None, help="A recording that the model hears, as a WAV file.", metavar="FILE"
     )
     data: Path | None = option(
         None,
@@ -141,8 +150,9 @@ class AttributeArguments(CommandArguments):
     def for_python(self) -> dict[str, Any]:
         """Return the keyword arguments of `normscope.attribute`."""
         return self.keywords(
-            *("given", "data", "skip_bad", "restart", "output"),
+            *("given", "data", "skip_bad", "restart", "output", "image"),
             *("words", "open_page", "whole_signature"),
+            images=images_given(self.image),
             **self.question(),
         )
 
@@ -169,6 +179,9 @@ def attribute(arguments: AttributeArguments) -> None:
       normscope attribute "The keys" --continuation " are here" --output keys.html
       normscope attribute "The keys" --trace --output - | jq .trace.heads
       normscope attribute --data prompts.jsonl --output shares.parquet
+      normscope attribute --image cat.png --model ./classifier --open
+      normscope attribute "<image> What is this?" --image cat.png --model ./llava
+      normscope attribute --audio speech.wav --model ./whisper --generate 8
 
     \b
     Files:
@@ -243,7 +256,9 @@ def _with_text(arguments: AttributeArguments, options: AttributionOptions) -> At
         check_page(output)
     if output is not None:
         check_output(output, PICTURES)
-    text = read_text(arguments.given, arguments.text, "attribute")
+    check_media(arguments.image, arguments.audio)
+    needed = not arguments.image and arguments.audio is None
+    text = read_text(arguments.given, arguments.text, "attribute", needed=needed)
     names = ("answer", "foil", "continuation", "target", "similar_to")
     given = {name: getattr(arguments, name) for name in names}
     check_texts({"text": text})
@@ -259,6 +274,8 @@ def _with_text(arguments: AttributeArguments, options: AttributionOptions) -> At
 
 def _check_data(arguments: AttributeArguments) -> None:
     """Raise InputError for options that do not go with a file of texts."""
+    if arguments.image or arguments.audio is not None:
+        raise InputError("--data is a file of texts: leave out --image and --audio")
     if arguments.given is not None or arguments.text is not None:
         raise InputError("a text and --data were given: give one text, or a file of texts")
     for name, flag in (("words", "--words"), ("open_page", "--open")):
@@ -287,10 +304,11 @@ def _print(result: Attribution, arguments: AttributeArguments) -> None:
 def _write(result: Attribution, output: str) -> None:
     """Write a result to a file of any kind."""
     if is_picture(output):
-        from normscope.show.plots import attribution
+        from normscope.show.plots import attribution, image_map
 
         stage("drawing")
-        save_figure(attribution(result).figure, output, dpi=150)
+        drawn = image_map(result) if result.tokens.pictures else attribution(result)
+        save_figure(drawn.figure, output, dpi=150)
         return
     stage(f"writing {Path(output).name}")
     kinds = {".safetensors": "save", ".html": "to_html", ".json": "to_json", ".csv": "to_csv"}

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from normscope.errors import InputError
+from normscope.foundation.texts import shortened
 from normscope.text.checks import check_text
 
 STDIN = "-"
 
 
-def read_text(argument: str | None, option: str | None, command: str) -> str:
+def read_text(
+    argument: str | None, option: str | None, command: str, *, needed: bool = True
+) -> str | None:
     """Return the text that was given, as an argument, with --text, or on standard input.
 
     Args:
         argument: The positional argument; "-" stands for standard input.
         option: The value of --text.
         command: The name of the command, for the error message.
+        needed: False if there is something else to read, such as an image.
 
     Raises:
-        InputError: No text was given, or two.
+        InputError: No text was given although it is needed, or two.
     """
     if argument is not None and option is not None:
         raise InputError("the text was given twice, as an argument and with --text; give it once")
     if argument is not None and argument != STDIN:
         return argument
-    if option is not None:
+    if option is not None or (argument is None and not needed):
         return option
     if argument is None and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError(
@@ -51,6 +57,20 @@ def _read_stdin(command: str, *, asked: bool) -> str:
             'sat."'
         )
     return str(text)
+
+
+def check_media(images: Sequence[Path] | None, audio: Path | None) -> None:
+    """Raise InputError for a file of an image or a recording that is not there."""
+    for path in (*(images or ()), *([] if audio is None else [audio])):
+        if not path.is_file():
+            raise InputError(f"there is no file {shortened(str(path), 300)}")
+
+
+def images_given(paths: Sequence[Path] | None) -> Any:
+    """Return one image as itself, and several as a list; None without."""
+    if not paths:
+        return None
+    return paths[0] if len(paths) == 1 else list(paths)
 
 
 def check_texts(texts: Mapping[str, str | None]) -> None:

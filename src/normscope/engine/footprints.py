@@ -28,7 +28,7 @@ from normscope.foundation.torch_settings import torch_settings_kept
 from normscope.linearisation.structure import first_state
 from normscope.models.inventory import Inventory
 from normscope.models.running import accepted_by, evaluating
-from normscope.text.pictures import Place
+from normscope.text.pictures import PatchPlace
 
 # Parameters that stand at positions of their own, by the beginning of their names.
 _LEARNT = re.compile(r"(cls|class|dist|reg|det)[a-z]*_(token|embedding)s?$")
@@ -49,7 +49,7 @@ class Footprint:
     """
 
     rows: int
-    places: tuple[Place | None, ...]
+    places: tuple[PatchPlace | None, ...]
     grids: Mapping[int, Grid]
     names: Mapping[int, str]
     layout: PixelLayout
@@ -66,7 +66,12 @@ def footprints_of(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Foot
     if images_in(inputs) is None:
         return {}
     state = [(name, _state(value)) for name, value in inputs.items() if isinstance(value, Tensor)]
-    return _SEEN.get(model, state, lambda: _seen(model, inputs))
+    try:
+        return _SEEN.get(model, state, lambda: _seen(model, inputs))
+    except (RuntimeError, ValueError, TypeError, NotImplementedError):
+        # A model that fails on these inputs will say so when it runs; one through which no gradient
+        # can be computed (quantised, say) has positions by number.
+        return {}
 
 
 def images_in(inputs: Mapping[str, Any]) -> str | None:

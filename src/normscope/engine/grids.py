@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from normscope.text.pictures import Place
+from normscope.text.pictures import PatchPlace
 
 IMAGES = ("pixel_values", "pixel_values_videos")
 # Numbers of rows and columns of patches, beside images that are given as a list of patches.
@@ -72,7 +72,7 @@ class PixelLayout:
 
     def places(
         self, readers: NDArray[np.int64], count: int
-    ) -> tuple[tuple[Place | None, ...], dict[int, Grid]] | None:
+    ) -> tuple[tuple[PatchPlace | None, ...], dict[int, Grid]] | None:
         """Return the patch of each position, and the grid of each image.
 
         Args:
@@ -99,7 +99,7 @@ class PixelLayout:
         sizes = high[real] - low[real]
         if (np.bincount(who, minlength=count)[real] != sizes.prod(axis=1)).any():
             return None
-        places: list[Place | None] = [None] * count
+        places: list[PatchPlace | None] = [None] * count
         grids: dict[int, Grid] = {}
         for number in np.unique(image[real]).tolist():
             own = real[image[real] == number]

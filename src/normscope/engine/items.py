@@ -15,7 +15,7 @@ from normscope.engine.naming import SeenPositions
 from normscope.errors import InputError
 from normscope.models.processors import (
     FEATURES,
-    Item,
+    MediaItem,
     check_placeholders,
     is_tokenizer,
     items_of,
@@ -58,7 +58,7 @@ class PreparedItem:
 def prepared(
     model: Any,
     processor: Any,
-    item: Item,
+    item: MediaItem,
     *,
     sampling_rate: int | None = None,
     target: str | None = None,
@@ -101,7 +101,7 @@ def _target(model: Any, processor: Any, target: str) -> Encoded:
     return encode(both.target, target, max_length=limit, truncate=False, as_target=True)
 
 
-def _check_read(model: Any, item: Item, inputs: Mapping[str, Any]) -> None:
+def _check_read(model: Any, item: MediaItem, inputs: Mapping[str, Any]) -> None:
     """Raise InputError if a model does not read a part of an item, or needs another."""
     kind = type(model).__name__
     reads = {
@@ -153,7 +153,7 @@ class MediaGiven:
 class GivenItems:
     """Items with the target of each, and whether it is a single one."""
 
-    items: Sequence[Item]
+    items: Sequence[MediaItem]
     targets: Sequence[str | None]
     single: bool
     sampling_rate: int | None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from normscope.engine.footprints import Footprint, footprints_of, images_in
 from normscope.models.processors import FEATURES, Scales, scales_of
-from normscope.text.pictures import Picture, Place, small_copy, wide_copy
+from normscope.text.pictures import PatchPlace, Picture, small_copy, wide_copy
 from normscope.text.tokens import Tokens
 
 
@@ -71,7 +71,7 @@ class SeenPositions:
         size = len(footprint.places) // footprint.rows
         places = footprint.places[start : start + length]
         numbers = list(dict.fromkeys(place[0] for place in places if place is not None))
-        local: list[Place | None] = [
+        local: list[PatchPlace | None] = [
             place and (numbers.index(place[0]), *place[1:]) for place in places
         ]
         strings, special = [], []
@@ -139,7 +139,7 @@ def _drawn(sound: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a recording as a picture (row, step) from 0 to 1: its features, or its loudness."""
     if sound.ndim == 2:
         low, high = float(sound.min()), float(sound.max())
-        return (sound.T[::-1] - low) / (high - low if high > low else 1.0)
+        return (high - sound.T[::-1]) / (high - low if high > low else 1.0)  # loud is dark
     loud = np.abs(sound) / max(float(np.abs(sound).max()), 1e-12)
     lines = np.abs(np.linspace(1, -1, 65))[:, None]
     return np.where(lines <= loud, 0.25, 1.0)

@@ -68,10 +68,10 @@ def _bytes_of(image: Any) -> NDArray[np.uint8]:
     values = values[..., :3]
     if values.dtype != np.uint8:
         numbers = values.astype(np.float64)
-        if not np.isfinite(numbers).all() or numbers.min() < 0 or numbers.max() > 255:
+        if not (numbers >= 0).all() or not (numbers <= 255).all():
             raise InputError(
                 "an image as an array has bytes, or numbers from 0 to 1: this one has "
-                f"numbers from {np.nanmin(numbers):.3g} to {np.nanmax(numbers):.3g}. What a "
+                f"numbers from {numbers.min():.3g} to {numbers.max():.3g}. What a "
                 "processor has normalised already is input of analyze_inputs or attribute_inputs"
             )
         whole = np.issubdtype(values.dtype, np.integer) or numbers.max() > 1

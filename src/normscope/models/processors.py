@@ -109,7 +109,7 @@ def processor_name(processor: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Item:
+class MediaItem:
     """What a model reads at once: a text, images that belong to it, a recording.
 
     Attributes:
@@ -123,7 +123,7 @@ class Item:
     audio: Any = None
 
 
-def items_of(text: Any, images: Any, audio: Any) -> tuple[list[Item], bool]:
+def items_of(text: Any, images: Any, audio: Any) -> tuple[list[MediaItem], bool]:
     """Return what is read item by item, and whether it is a single item.
 
     Without a text, a list of images or recordings has an item for each; with one text, all images
@@ -141,7 +141,7 @@ def items_of(text: Any, images: Any, audio: Any) -> tuple[list[Item], bool]:
                     "or a list that belongs to its text"
                 )
         return [
-            Item(
+            MediaItem(
                 each,
                 () if pictures is None else tuple(_listed(pictures[at])),
                 None if sounds is None else sounds[at],
@@ -151,12 +151,12 @@ def items_of(text: Any, images: Any, audio: Any) -> tuple[list[Item], bool]:
     if text is not None:
         if sounds is not None and len(sounds) != 1:
             raise InputError(f"one text was given with {len(sounds)} recordings: give one")
-        return [Item(text, tuple(pictures or ()), None if sounds is None else sounds[0])], True
+        return [MediaItem(text, tuple(pictures or ()), None if sounds is None else sounds[0])], True
     if pictures is not None and sounds is not None:
         raise InputError("images and a recording were given without a text: give one of them")
     if pictures is not None:
-        return [Item(None, (each,)) for each in pictures], not _is_list(images)
-    return [Item(None, (), each) for each in sounds or ()], not _is_list(audio)
+        return [MediaItem(None, (each,)) for each in pictures], not _is_list(images)
+    return [MediaItem(None, (), each) for each in sounds or ()], not _is_list(audio)
 
 
 def _is_chat(text: Sequence[Any]) -> bool:
@@ -180,7 +180,7 @@ def _listed(value: Any) -> list[Any]:
     return list(value)
 
 
-def processed(processor: Any, item: Item, sampling_rate: int | None = None) -> dict[str, Any]:
+def processed(processor: Any, item: MediaItem, sampling_rate: int | None = None) -> dict[str, Any]:
     """Return the inputs that a processor makes of an item, as tensors of one row.
 
     Raises:
@@ -236,7 +236,7 @@ def _lacks(processor: Any, what: str, part: str) -> str:
     )
 
 
-def check_placeholders(model: Any, inputs: Mapping[str, Any], item: Item) -> None:
+def check_placeholders(model: Any, inputs: Mapping[str, Any], item: MediaItem) -> None:
     """Raise InputError for a text without the place of an image that a model wants in it."""
     ids, config = inputs.get("input_ids"), model.config
     for kind, given in (("image", bool(item.images)), ("audio", item.audio is not None)):

@@ -72,10 +72,10 @@ def diverging_levels(count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """
     ramp = DIVERGING["light"]
     middle = len(ramp) // 2
-    return _between(ramp[middle::-1], count), _between(ramp[middle:], count)
+    return levels(ramp[middle::-1], count), levels(ramp[middle:], count)
 
 
-def _between(colours: tuple[str, ...], count: int) -> tuple[str, ...]:
+def levels(colours: tuple[str, ...], count: int) -> tuple[str, ...]:
     """Return `count` colours along a ramp, evenly spaced, without its first colour."""
     levels = []
     for level in range(1, count + 1):

@@ -11,6 +11,8 @@ from normscope.foundation.texts import printable
 from normscope.results.attribution import Attribution
 from normscope.results.passages import piece_texts
 from normscope.show.palette import diverging_levels, text_on
+from normscope.show.patches import print_grid
+from normscope.show.pictures import others, share_grids
 from normscope.show.wording import decimals_for, proof, short_signature, signed
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ def report(result: Attribution, console: Console) -> None:
     shares = np.atleast_2d(result.scores.values).sum(axis=0)
     console.print(_plain(printable(result.question), "bold"), width=width)
     console.print()
+    if result.tokens.pictures:
+        for grid in share_grids(result):
+            print_grid(grid, console, width, signed=True, what="shares")
     console.print(_coloured(result, shares, coloured=console.color_system is not None), width=width)
     if console.color_system is not None:
         console.print(_legend())
@@ -82,10 +87,13 @@ def _coloured(result: Attribution, shares: NDArray[np.float64], *, coloured: boo
     decimals = decimals_for(largest)
     side = ""
     several = len(set(result.sides)) > 1
+    written = set(others(result.tokens))
     for at, (space, piece) in enumerate(piece_texts(result.tokens)[:TOKENS_SHOWN]):
+        if at not in written:
+            continue
         if several and result.sides[at] != side:
             side = result.sides[at]
-            text.append(f"{'' if at == 0 else chr(10)}{side}: ", style="dim")
+            text.append(f"{chr(10) if text else ''}{side}: ", style="dim")
         else:
             text.append(space)
         part = float(shares[at]) / largest if largest > 0 else 0.0

@@ -13,7 +13,9 @@ from normscope.errors import InputError
 from normscope.foundation.texts import printable
 from normscope.results.arrays import LabelledArray
 from normscope.results.contributions import Contributions
-from normscope.show.headline import difference, headline, row_shares
+from normscope.show.headline import difference, headline, most_different, row_shares, whole
+from normscope.show.patches import print_grid
+from normscope.show.pictures import map_grids, others, row_of_map
 from normscope.show.wording import short_signature
 from normscope.text.tokens import Tokens
 
@@ -74,6 +76,7 @@ def show(
         _show_tokens(part, name, shown, console)
         if rows is None:
             _show_maps(part, console)
+            _show_picture(part, None, console)
         for row in [] if rows is None else rows[name]:
             _show_query(part, row, console)
     note = NOTE if query is None else NOTE_QUERY
@@ -143,9 +146,24 @@ def _show_query(part: Contributions, row: int, console: Console) -> None:
     for name in part:
         console.print(_ranking(part[name], console.width, row), crop=False)
         console.print()
+    _show_picture(part, row, console)
     if {WEIGHTS, NORMS} <= set(part):
         sentence = headline(part, query=row)
         console.print(f"{sentence}\n", highlight=False, markup=False, emoji=False)
+
+
+def _show_picture(part: Contributions, query: int | None, console: Console) -> None:
+    """Print what patches contribute, in the layer where weights and norms differ most."""
+    if not part.key_tokens.pictures:
+        return
+    place = most_different(part)
+    name = NORMS if NORMS in part else next(iter(part))
+    row = row_of_map(part, place.layer, query, name=name, head=place.head)
+    head = "" if place.head is None else f", head {place.head}"
+    to = "mean over all tokens" if row.query is None else f"to {printable(row.query)}"
+    what = f"share of {whole(name)}, layer {place.layer}{head}, {to}"
+    for grid in map_grids(row):
+        print_grid(grid, console, min(console.width, 80), signed=False, what=what)
 
 
 def _show_tokens(
@@ -167,9 +185,12 @@ def _token_list(role: str, tokens: Tokens, width: int) -> Text:
     """Return tokens with their positions, in lines that break only between tokens."""
     from rich.text import Text
 
-    pieces = [token_label(at, name) for at, name in enumerate(tokens.strings[:TOKENS_SHOWN])]
-    if len(tokens) > TOKENS_SHOWN:
-        pieces.append(Text(f"… and {len(tokens) - TOKENS_SHOWN} more (--output has them all)"))
+    names = [(at, tokens.strings[at]) for at in others(tokens)]  # patches are shown as a grid
+    pieces = [token_label(at, name) for at, name in names[:TOKENS_SHOWN]]
+    for picture in tokens.pictures:
+        pieces.append(Text(f"{picture.name} ({picture.rows} × {picture.columns})", style="dim"))
+    if len(names) > TOKENS_SHOWN:
+        pieces.append(Text(f"… and {len(names) - TOKENS_SHOWN} more (--output has them all)"))
     lines = [Text(f"{len(tokens)} {role}:")]
     for piece in pieces:
         if lines[-1].cell_len + 2 + piece.cell_len > width:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 SIDE = 224  # pixels of the longer side of a copy
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
-Place = tuple[int, int, int]  # the number of a picture, a row and a column of its grid
+PatchPlace = tuple[int, int, int]  # the number of a picture, a row and a column of its grid
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 from normscope.errors import InputError
 from normscope.foundation.interrupts import shielded
 from normscope.text.checks import check_text
-from normscope.text.pictures import Picture, Place
+from normscope.text.pictures import PatchPlace, Picture
 from normscope.text.words import group_pieces, surface_without_offsets
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Tokens:
     """The index in `words` of the word each piece belongs to; None if that is not known."""
     words: tuple[str, ...] | None = field(default_factory=_unknown)
     """The text of each word, in order; a special token is a word of its own."""
-    places: tuple[Place | None, ...] | None = None
+    places: tuple[PatchPlace | None, ...] | None = None
     """Picture, row and column of each patch of an image; None for other positions."""
     pictures: tuple[Picture, ...] = ()
     """The images and recordings that `places` are in."""

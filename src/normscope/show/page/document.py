@@ -21,12 +21,13 @@ LINKS = "normscope.links"  # pages of alignments, whose data `normscope.alignmen
 MODULES = {
     MAPS: (
         *("text", "data", "colour", "forms", "svg", "state", "fields", "headline", "scale"),
-        *("heads", "tokens", "zoom", "matrix", "preview", "overview", "story", "side", "export"),
+        *("heads", "tokens", "patches", "looks", "zoom", "matrix", "preview", "overview"),
+        *("story", "side", "export"),
         *("controls", "viewer"),
     ),
     SHARES: (
-        *("text", "data", "colour", "forms", "svg", "picture", "sums", "passage", "strips"),
-        "shares",
+        *("text", "data", "colour", "forms", "svg", "picture", "sums", "passage", "patches"),
+        *("strips", "shares"),
     ),
     LINKS: ("text", "forms", "linkdata", "linkpair", "linklist", "links"),
 }

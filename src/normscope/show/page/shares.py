@@ -99,4 +99,16 @@ def plain_tokens(tokens: Tokens) -> dict[str, Any]:
             for position in group:
                 word[position] = number
         plain |= {"word": word, "words": list(words.strings)}
+    if tokens.places is not None:
+        plain["places"] = [None if place is None else list(place) for place in tokens.places]
+        plain["pictures"] = [
+            {
+                "name": picture.name,
+                "rows": picture.rows,
+                "columns": picture.columns,
+                "address": picture.address,
+                "seconds": picture.seconds,
+            }
+            for picture in tokens.pictures
+        ]
     return plain

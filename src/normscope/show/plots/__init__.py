@@ -12,6 +12,7 @@
     change, amplified      along the layer, through the feed-forward       (2024)
     attribution            shares of the tokens in an answer, or in several
     trace                  the same, layer by layer
+    image_map              patches over the image that the model reads, frames over a recording
     alignment              two sentences with a line for every link between their words
     statistics_figures     all figures that the tables of a corpus allow
     theme                  for a `with`: "dark" figures instead of "light" ones
@@ -32,6 +33,7 @@ from normscope.show.plots.lines import (
 )
 from normscope.show.plots.links import alignment
 from normscope.show.plots.maps import compare, heatmap, scopes
+from normscope.show.plots.pictures import image_map
 from normscope.show.plots.shares import attribution, trace
 from normscope.show.plots.style import theme
 from normscope.show.plots.tables import alpha_and_norm, amplified, frequency, heads
@@ -47,6 +49,7 @@ __all__ = [
     "frequency",
     "heads",
     "heatmap",
+    "image_map",
     "mixing_ratio",
     "preserved_and_mixed",
     "scopes",

@@ -155,6 +155,11 @@ def _settings() -> dict[str, Any]:
     }
 
 
+def chosen_theme() -> str:
+    """Return the theme in which figures are drawn: "light" or "dark"."""
+    return _theme.get()
+
+
 def ink(name: str) -> str:
     """Return a colour of the theme's surfaces and texts, by its name in the palette."""
     return INKS[_theme.get()][name]

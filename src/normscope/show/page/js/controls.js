@@ -82,6 +82,10 @@ function viewTools(app) {
     const { part, state } = app;
     if (state.view === "overview") return [];
     if (state.view === "matrix") return [zoomButtons(app, made)];
+    if (state.view === "picture")
+      return [made.segmented("Image", "image", [
+        { value: true, text: "shown", title: "the image that the model reads, in grey" }, { value: false, text: "hidden", title: "the colours alone" },
+      ], state.image, (value) => app.set({ image: value }))];
     const names = { 0: isDense(app.fields[0]) ? `the ${STRONGEST} strongest` : "automatic", [ALL]: "all" };
     const list = [made.dropdown("Lines", "lines", LINE_COUNTS.map((count) => ({ value: count, text: names[count] ?? `up to ${count}` })), state.lines, (value) => app.set({ lines: Number(value) }))];
     if (headsOf(part, state).length > 1) list.push(headChips(app, made));
@@ -90,6 +94,11 @@ function viewTools(app) {
   tools.element.className = "ns-viewtools";
   return tools;
 }
+
+const PICTURE_KEYS = [
+  ["0", "picture"],
+  ["i", "hide or show the image in the picture"],
+];
 
 const KEYS = [
   ["1 2 3", "token view, matrix, overview"],

@@ -121,7 +121,7 @@ function toCsv(app) {
     return text;
   }
   const widest = fields[fields.length - 1];
-  const pinned = state.view === "tokens" ? app.pinned() : null;
+  const pinned = ["tokens", "picture"].includes(state.view) ? app.pinned() : null;
   const rows = pinned?.side === "query" ? [pinned.index] : widest.rows;
   const cols = pinned?.side === "key" ? [pinned.index] : widest.cols;
   // The header names the head or the scale of a column where it differs from that of the rows.

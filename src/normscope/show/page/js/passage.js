@@ -1,6 +1,6 @@
 // Running text whose tokens can be chosen, one or a range: by pointer, by touch and by keyboard.
 
-const SIDE_NAMES = { text: "Text", pair: "Second text", continuation: "Continuation", source: "Source", target: "Target so far" };
+const SIDE_NAMES = { image: "Image", audio: "Recording", text: "Text", pair: "Second text", continuation: "Continuation", source: "Source", target: "Target so far" };
 
 /** A list of tokens as text. `choose(range)` is told what was chosen, as [first, end] of entries, or null. */
 function passage(app, label, { choose, lines }) {
@@ -60,8 +60,10 @@ function passage(app, label, { choose, lines }) {
     if (at === null) return;
     const forward = box.dir === "rtl" ? -1 : 1;
     const step = { ArrowRight: forward, ArrowLeft: -forward, ArrowDown: 1, ArrowUp: -1 }[event.key];
-    let next = { Home: 0, End: chips.length - 1 }[event.key];
-    if (step !== undefined) next = Math.max(0, Math.min(chips.length - 1, at + step));
+    const written = [...chips.keys()].filter((place) => chips[place]);
+    const last = written.length - 1;
+    let next = { Home: written[0], End: written[last] }[event.key];
+    if (step !== undefined) next = written[Math.max(0, Math.min(last, written.indexOf(at) + step))];
     if (event.key === "Enter" || event.key === " ") {
       event.preventDefault();
       take(at, event.shiftKey);
@@ -77,21 +79,24 @@ function passage(app, label, { choose, lines }) {
 
   return {
     element: box,
-    /** Put the tokens in; `list` has their text, whether a space is before it, and their side. */
+    /** Put the tokens in; `list` has their text, whether a space is before it, their side, and whether they are patches, which are no text. */
     build(list, sides) {
       chips = [];
       anchor = null;
       box.dir = directionOf(list.map(({ text }) => text));
       box.classList.toggle("ns-many", list.length > 120);
       const content = [];
+      let before = null;
       list.forEach((entry, at) => {
-        if (sides && (at === 0 || list[at - 1].side !== entry.side))
+        if (entry.patch) return;
+        if (sides && before?.side !== entry.side)
           content.push(make("span", { className: "ns-side", "aria-hidden": "true" }, SIDE_NAMES[entry.side] ?? entry.side));
         else if (entry.space) content.push(" ");
-        const chip = make("span", { className: `ns-chip${entry.special ? " ns-special" : ""}`, role: "option", tabIndex: at === 0 ? 0 : -1 },
+        const chip = make("span", { className: `ns-chip${entry.special ? " ns-special" : ""}`, role: "option", tabIndex: before ? -1 : 0 },
           entry.text === "" ? "·" : visible(entry.text, 60));
         chip.dataset.at = at;
-        chips.push(chip);
+        before = entry;
+        chips[at] = chip;
         content.push(chip);
         if (entry.text.endsWith("\n")) content.push(make("br"));
       });

@@ -19,6 +19,11 @@ function screenSvg(elements, font, ground) {
 
 function drawElement(into, element, left, top) {
   const style = getComputedStyle(element);
+  if (element.tagName === "CANVAS" && style.display !== "none") {
+    const box = element.getBoundingClientRect();
+    into.append(svg("image", { x: round(box.left - left), y: round(box.top - top), width: round(box.width), height: round(box.height), href: element.toDataURL("image/png") }));
+    return;
+  }
   if (style.display === "none" || element.classList.contains("ns-advice")) return;
   const ramp = style.backgroundImage.match(/rgba?\([^)]*\)/g);
   for (const box of element.getClientRects()) {

@@ -21,7 +21,7 @@ function isolated(text) {
 
 /** Return a valid state: fields that do not fit this result get a default. */
 function fittingShares(model, wanted) {
-  const state = { steps: null, chosen: null, cut: -1, words: false, part: "", root: false, theme: "", ...wanted };
+  const state = { steps: null, chosen: null, cut: -1, words: false, part: "", root: false, image: true, theme: "", ...wanted };
   const within = (range, count) => Array.isArray(range) && range.every(Number.isInteger) && 0 <= range[0] && range[0] < range[1] && range[1] <= count;
   if (!model.steps || !within(state.steps, model.value.length)) state.steps = null;
   if (!within(state.chosen, model.tokens.pieces.length)) state.chosen = null;
@@ -36,7 +36,7 @@ function sharesToFragment(state) {
   const range = (pair) => (pair ? `${pair[0]}-${pair[1]}` : "");
   const fields = {
     answers: range(state.steps), tokens: range(state.chosen), layer: state.cut < 0 ? "" : state.cut,
-    unit: state.words ? "words" : "", part: state.part, colours: state.root ? "root" : "", theme: state.theme,
+    unit: state.words ? "words" : "", part: state.part, colours: state.root ? "root" : "", image: state.image ? "" : "hide", theme: state.theme,
   };
   return "#" + Object.entries(fields).filter(([, value]) => value !== "").map((pair) => pair.map(encodeURIComponent).join("=")).join("&");
 }
@@ -60,6 +60,7 @@ function sharesFromFragment(fragment) {
     else if (name === "layer") fields.cut = /^\d{1,4}$/.test(value) ? Number(value) : -1;
     else if (name === "unit") fields.words = value === "words";
     else if (name === "colours") fields.root = value === "root";
+    else if (name === "image") fields.image = value !== "hide";
     else if (name === "part" || name === "theme") fields[name] = value;
   }
   return fields;
@@ -87,6 +88,10 @@ function shareControls(app) {
         { value: "", text: "all", title: "the whole share of a token" },
         ...model.parts.map((name) => ({ value: name, text: visible(name.replaceAll("_", " "), 20), title: "this part of a token’s share", off: state.cut >= 0 })),
       ], state.part, (value) => app.set({ part: value })));
+    if (model.tokens.pictures)
+      list.push(segmented("Image", "image", [
+        { value: true, text: "shown", title: "the image that the model reads, in grey" }, { value: false, text: "hidden", title: "the colours alone" },
+      ], state.image, (value) => app.set({ image: value })));
     list.push(segmented("Colours", "colours", [
       { value: false, text: "linear", title: "in proportion to the share" }, { value: true, text: "root", title: "by the square root, so that small shares can be seen" },
     ], state.root, (value) => app.set({ root: value })));
@@ -141,7 +146,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
   // ---- the frame
 
   const bar = shareControls(app);
-  const help = keyHelp(SHARE_KEYS);
+  const help = keyHelp([...(model.tokens.pictures ? [["i", "hide or show the image below the colours"]] : []), ...SHARE_KEYS]);
   const themes = make("button", { type: "button", className: "ns-theme", on: { click: () => app.set({ theme: app.theme() === "dark" ? "light" : "dark" }) } }, "◐");
   const saves = ["png", "svg", "csv"].map((kind) => make("button", { type: "button", title: `save what is shown as ${kind.toUpperCase()}`, on: {
     click: async () => {
@@ -175,7 +180,9 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const proof = make("p", { className: "ns-proof" });
   const question = make("p", { className: "ns-question", dir: "auto" });
   const said = make("h2", { className: "ns-headline", dir: "auto", "aria-live": "polite" });
-  const textPanel = make("section", { className: "ns-panel" }, make("div", { className: "ns-panel-head" }, textTitle, legend), text.element, biasRow, chosenRow);
+  const pictures = make("div", { className: "ns-pictures" });
+  let drawn = [];
+  const textPanel = make("section", { className: "ns-panel" }, make("div", { className: "ns-panel-head" }, textTitle, legend), pictures, text.element, biasRow, chosenRow);
   const listBox = make("section", { className: "ns-card" });
   const aboutBox = make("section", { className: "ns-card ns-later" });
   const traces = { cuts: make("section", { className: "ns-panel ns-later" }), heads: make("section", { className: "ns-card ns-later" }), forwards: make("section", { className: "ns-panel ns-later" }) };
@@ -192,6 +199,13 @@ async function mountNormscope(root, data, { page = false } = {}) {
     tip.element, live.element, help);
   aboutShares(app, aboutBox);
 
+  /** Choose one entry, or none if it is the one that is chosen. */
+  function chooseEntry(at) {
+    const { at: positions } = app.shown.entries[at];
+    const range = [positions[0], positions.at(-1) + 1];
+    app.set({ chosen: String(range) === String(app.state.chosen) ? null : range });
+  }
+
   // ---- showing the state
 
   let built = "";
@@ -207,6 +221,15 @@ async function mountNormscope(root, data, { page = false } = {}) {
     if (built !== String(state.words)) {
       const held = text.element.contains(app.active());
       text.build(shown.entries, new Set(model.sides).size > 1);
+      drawn = picturesOf(model.tokens, shown.entries).map((one) => ({
+        ...one,
+        drawn: patchPicture(app, one, {
+          name: one.picture.name,
+          choose: (at) => chooseEntry(at),
+          hover: (event, at) => app.tip(event, at === null ? [] : tokenLines(app, at)),
+        }),
+      }));
+      pictures.replaceChildren(...drawn.map(({ drawn: picture }) => picture.element));
       if (built === "") answers.build(stepList, false);
       if (held) text.element.querySelector(".ns-chip")?.focus();
       built = String(state.words);
@@ -219,6 +242,19 @@ async function mountNormscope(root, data, { page = false } = {}) {
     const chosen = covered(shown.entries, state.chosen);
     text.paint((at) => ({ ...coloured(shown.shares[at]), name: `${visible(shown.entries[at].text, 60)}, ${amount(shown.shares[at], decimals)}` }), chosen);
     answers.paint((at) => ({ background: "", ink: "", name: `${visible(stepList[at].text, 60)}, value ${amount(model.value[at], decimals)}` }), state.steps);
+    const used = drawn.filter(({ cells }) => cells.some(({ at }) => shown.shares[at] !== 0));
+    for (const one of drawn) {
+      // The places of images in a text have no shares of their own before its first layer.
+      one.drawn.element.hidden = used.length > 0 && !used.includes(one);
+      one.drawn.paint({
+        bare: !state.image, label: "shares of patches",
+        colour: (at) => {
+          const place = shareLevel(shown.shares[at], shown.largest, state.root);
+          return { css: css[place], strength: Math.abs(place - 127.5) / 127.5 };
+        },
+        chosen: new Set(chosen ? shown.entries.map((_, at) => at).slice(...chosen) : []),
+      });
+    }
     all.setAttribute("aria-pressed", String(state.steps === null));
     textTitle.textContent = state.cut >= 0 ? `Shares of the states ${cutName(model, state.cut)}` : state.part ? `Shares of the ${state.part.replaceAll("_", " ")} embeddings` : "Shares of the input";
     shareLegend(app, legend);
@@ -268,7 +304,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     };
     const does = {
       l: () => cut(1), L: () => cut(-1), s: () => answer(1), S: () => answer(-1), a: () => app.set({ steps: null }),
-      w: () => app.set({ words: !state.words }), r: () => app.set({ root: !state.root }),
+      w: () => app.set({ words: !state.words }), i: () => app.set({ image: !state.image }), r: () => app.set({ root: !state.root }),
       t: () => app.set({ theme: app.theme() === "dark" ? "light" : "dark" }),
       "?": () => help.showModal(),
       Escape: () => {

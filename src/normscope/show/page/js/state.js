@@ -1,8 +1,14 @@
 // The state is a small record of what is shown, which is kept in the address of the page.
 
-const VIEWS = ["tokens", "matrix", "overview"];
+const VIEWS = ["picture", "tokens", "matrix", "overview"];
 const ALL = 100_000;
 const LINE_COUNTS = [0, 6, 12, 24, 48, ALL]; // 0: as many as are readable
+
+/** The views that a part has: without patches there is no picture. */
+function viewsOf(model, part) {
+  const lists = [model.tokens[part.tokens], model.tokens[part.keys]];
+  return lists.some((tokens) => tokens.places) ? VIEWS : VIEWS.slice(1);
+}
 
 /** Return a valid state: fields that do not fit this result get a default. */
 function fitting(model, wanted) {
@@ -11,7 +17,9 @@ function fitting(model, wanted) {
   const within = (value, count) => Number.isInteger(value) && value >= 0 && value < count;
   if (!parts.some((part) => part.name === state.part)) state.part = parts[parts.length - 1].name;
   const part = parts.find(({ name }) => name === state.part);
-  if (!VIEWS.includes(state.view)) state.view = "tokens";
+  const views = viewsOf(model, part);
+  if (!views.includes(state.view)) state.view = views[0];
+  if (typeof state.image !== "boolean") state.image = true;
   const names = part.maps.map(({ name }) => name);
   const norms = model.pair[1];
   if (!names.includes(state.map)) state.map = names.includes(norms) ? norms : names[0];
@@ -42,7 +50,7 @@ function opening(model) {
   const pair = model.pair.filter((map) => has(map, "sum") || has(map, "each"));
   const together = pair.every((map) => has(map, "sum"));
   return {
-    view: "tokens", part: part.name, map: pair[0] ?? part.maps[0].name, versus: pair[1] ?? "",
+    view: "", part: part.name, map: pair[0] ?? part.maps[0].name, versus: pair[1] ?? "",
     layer, head: together || head === null ? "sum" : head, scale: "share", words: false, special: true, own: true,
     query: null, key: null, by: "second", theme: "", heads: [], lines: 0, root: null,
   };
@@ -54,7 +62,7 @@ function toFragment(state) {
     head: state.head, scale: state.scale, unit: state.words ? "words" : "pieces",
     special: state.special ? "show" : "hide", own: state.own ? "show" : "hide",
     query: state.query, key: state.key, by: state.versus && state.by !== "second" ? state.by : "", theme: state.theme,
-    heads: state.heads.join(","), lines: state.lines || "", colours: state.root === null ? "" : state.root ? "root" : "linear",
+    image: state.image ? "" : "hide", heads: state.heads.join(","), lines: state.lines || "", colours: state.root === null ? "" : state.root ? "root" : "linear",
   };
   const kept = Object.entries(fields).filter(([, value]) => value !== null && value !== "");
   return "#" + kept.map((pair) => pair.map(encodeURIComponent).join("=")).join("&");
@@ -82,7 +90,7 @@ function fromFragment(fragment) {
     else if (name === "lines") fields.lines = whole(value) ?? 0;
     else if (name === "colours") fields.root = { root: true, linear: false }[value] ?? null;
     else if (name === "unit") fields.words = value === "words";
-    else if (name === "special" || name === "own") fields[name] = value !== "hide";
+    else if (name === "special" || name === "own" || name === "image") fields[name] = value !== "hide";
   }
   // A link with a map and none to compare it with shows that map alone.
   if (fields.map !== undefined && fields.versus === undefined) fields.versus = "";

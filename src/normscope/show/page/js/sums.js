@@ -39,7 +39,7 @@ function total(list, [first, end] = [0, list.length]) {
 function sharesOf(model, state) {
   const count = model.tokens.pieces.length;
   const steps = stepsOf(model, state);
-  const entriesShown = entries(model.tokens, state.words).map((entry) => ({ ...entry, space: model.tokens.spaces[entry.at[0]], side: model.sides[entry.at[0]] }));
+  const entriesShown = entries(model.tokens, state.words).map((entry) => ({ ...entry, space: model.tokens.spaces[entry.at[0]], patch: Boolean(model.tokens.places?.[entry.at[0]]), side: model.sides[entry.at[0]] }));
   const value = total(model.value, steps);
   let [bias, error] = [total(model.bias, steps), model.error];
   let tokens, others = 0;

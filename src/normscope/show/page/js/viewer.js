@@ -90,10 +90,12 @@ async function mountNormscope(root, data, { page = false } = {}) {
   const said = make("h2", { className: "ns-headline", dir: "auto", "aria-live": "polite" });
   const tip = tooltip(root);
   const live = announcer();
-  const help = keyHelp(KEYS);
+  const pictured = model.tokens.some(({ places }) => places);
+  const help = keyHelp(pictured ? [...PICTURE_KEYS, ...KEYS] : KEYS);
   const stage = make("div", { className: "ns-stage", role: "tabpanel", tabIndex: -1 });
-  const names = { tokens: "Tokens", matrix: "Matrix", overview: "Overview" };
+  const names = { picture: "Picture", tokens: "Tokens", matrix: "Matrix", overview: "Overview" };
   const hints = {
+    picture: "Point at a patch or a token, click it, or tab to the picture and use the arrow keys.",
     tokens: "Point at a token, click it, or tab to it and use the arrow keys.",
     matrix: "Point at a cell, click it, or tab to the matrix and use the arrow keys.",
     overview: "Point at a picture to enlarge it; click to open it.",
@@ -106,7 +108,8 @@ async function mountNormscope(root, data, { page = false } = {}) {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;
     event.preventDefault();
-    app.set({ view: VIEWS[(VIEWS.indexOf(app.state.view) + by + VIEWS.length) % VIEWS.length] });
+    const views = viewsOf(model, app.part);
+    app.set({ view: views[(views.indexOf(app.state.view) + by + views.length) % views.length] });
     tabs.querySelector("[aria-selected=true]").focus();
   });
   const saves = make("div", { className: "ns-saves", role: "group", "aria-label": "Save what is shown" },
@@ -154,6 +157,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
       const current = tab.dataset.view === state.view;
       tab.setAttribute("aria-selected", String(current));
       tab.tabIndex = current ? 0 : -1;
+      tab.hidden = !viewsOf(model, app.part).includes(tab.dataset.view);
     }
     stage.setAttribute("aria-label", names[state.view]);
     hint.textContent = hints[state.view];
@@ -164,7 +168,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     if (wanted !== kind) {
       kind = wanted;
       shape = "";
-      const maker = { tokens: tokensPanel, matrix: matrixPanel, overview: overviewPanel }[state.view];
+      const maker = { picture: picturePanel, tokens: tokensPanel, matrix: matrixPanel, overview: overviewPanel }[state.view];
       app.panels = Array.from({ length: count }, () => maker(app));
       stage.replaceChildren(...app.panels.map((panel) => panel.element));
       body.dataset.count = stage.dataset.count = count;
@@ -251,6 +255,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
       ...(event.shiftKey && moves ? { [event.key]: () => pan(...moves) } : {}),
     };
     const does = {
+      ...(pictured ? { 0: () => app.set({ view: "picture" }), i: () => app.set({ image: !state.image }) } : {}),
       ...matrix,
       1: () => app.set({ view: "tokens" }), 2: () => app.set({ view: "matrix" }), 3: () => app.set({ view: "overview" }),
       l: () => app.step("layer", 1), L: () => app.step("layer", -1),
