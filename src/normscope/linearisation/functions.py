@@ -72,6 +72,6 @@ PLAIN = _names(
     """
     __get__ size dim stride numel is_contiguous is_floating_point is_complex element_size data_ptr
     get_device storage_offset register_hook __len__ __hash__ __repr__ item tolist requires_grad_
-    retain_grad is_nonzero __bool__ ndimension nelement
+    retain_grad is_nonzero __bool__ ndimension nelement __set__
     """
 )

@@ -1,8 +1,8 @@
 """Forward replay: the components of a layer's input, pushed through the unmodified layer.
 
 A model runs as a linearised network, with attention weights, norm scales, slopes and routing held,
-and with a component beside every state (a dual number). Every layer starts anew: what it passes on
-is dropped where the next one begins, so one pass of the model pushes one key through all layers.
+and with a component beside every state (a dual number). Every layer starts anew, and between layers
+there are no components, so one pass of the model pushes one key through all layers.
 
 Inside attention, the component of key j begins with the whole value vector of j, where the held
 weights mix the values: the bias of the values and that of the norm before are part of it. The
@@ -162,15 +162,11 @@ class Replay(Network):
             with torch._C.DisableTorchFunction():
                 return self._begin(place.path, args, kwargs)
 
-        def end(_: nn.Module, args: Arguments, output: Any) -> None:
+        def end(_: nn.Module, args: Arguments, output: Any) -> Any:
             if not self.active or not torch.is_grad_enabled():
-                return
+                return None
             with torch._C.DisableTorchFunction():
-                run = self.running[-1]
-                if self.pushed.part != "nothing":
-                    run.output = self._read(output)
-                self.running.pop()
-                self.report(run)
+                return self._end(output)
 
         yield layer.register_forward_pre_hook(begin, with_kwargs=True)
         yield layer.register_forward_hook(end)
@@ -203,6 +199,19 @@ class Replay(Network):
         if place is None:
             return args, {**kwargs, "hidden_states": started}
         return (*args[:place], started, *args[place + 1 :]), kwargs
+
+    def _end(self, output: Any) -> Any:
+        """Report a layer, and return its output as a constant, up to where the next one begins."""
+        run = self.running[-1]
+        if self.pushed.part != "nothing":
+            run.output = self._read(output)
+        self.running.pop()
+        self.report(run)
+        if isinstance(output, Tensor):
+            return _held(output)
+        if type(output) in (tuple, list):
+            return type(output)((_held(output[0]), *output[1:]))
+        return output
 
     def _of_input(self, run: LayerRun, states: Tensor) -> Tensor | None:
         """Return the component of a layer's input, (row, position, hidden); None for zero."""
