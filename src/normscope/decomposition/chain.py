@@ -23,7 +23,15 @@ from normscope.decomposition.norms import norm_of
 from normscope.decomposition.scopes import SCOPES, Scope, Station
 from normscope.foundation.shapes import Float
 from normscope.kernels import Kernels, Linear, Scratch
-from normscope.models.layouts import Attention, Experts, Layout, activation_of, part
+from normscope.models.layouts import (
+    Attention,
+    FeedForward,
+    Layout,
+    Opaque,
+    Wiring,
+    activation_of,
+    scale_of,
+)
 
 
 def scopes_of(layout: Layout, kind: AttentionKind) -> tuple[str, ...]:
@@ -31,7 +39,7 @@ def scopes_of(layout: Layout, kind: AttentionKind) -> tuple[str, ...]:
     block = layout.cross if kind == "cross" else layout.attention
     assert block is not None
     ff = layout.ff
-    last = not isinstance(ff, Experts) and not (kind == "self" and layout.cross is not None)
+    last = not isinstance(ff, Opaque) and not (kind == "self" and layout.cross is not None)
     before = ff.before is not None
 
     def exists(scope: Scope) -> bool:
@@ -76,12 +84,14 @@ class LayerChain:
             captured, scratch, how.kernels, precision=how.precision, maps=how.maps
         )
         self._norms: dict[str, Norm] = {}
-        self._scales: dict[str, Linear] = {}
+        self._scales: dict[str | float, Linear] = {}
         self._parts: dict[Station, Parts] = {}
 
     @property
     def residual(self) -> Float[Tensor, "batch query hidden"]:
         """x_i: what the residual connection carries."""
+        if self.layer is not None and (before := self.block.before) is not None:
+            return self.layer.given(before)
         assert self.captured.residual is not None
         return self.captured.residual
 
@@ -116,7 +126,7 @@ class LayerChain:
             parts = self.parts("attention")
             if (branch := self.norm(self.block.branch)) is not None:
                 parts = parts.norm(branch)
-            if (scale := self._scale(self.block.scale)) is not None:
+            if (scale := self._scale(self.block)) is not None:
                 parts = parts.scaled(scale)
             return parts.residual(self.residual)
         if end == "ff_residual":  # parallel: the feed-forward's output belongs to the query itself
@@ -131,7 +141,7 @@ class LayerChain:
         """List the linear steps applied to the vectors αf up to a station before any activation."""
         if end == "attention":
             return ()
-        steps = [self._linear_of(self.norm(self.block.branch)), self._scale(self.block.scale)]
+        steps = [self._linear_of(self.norm(self.block.branch)), self._scale(self.block)]
         if end in ("norm", "block", "ff_input"):
             steps.append(self._linear_of(self.norm(self.block.after)))
         if end == "ff_input":
@@ -168,27 +178,29 @@ class LayerChain:
         layer, layout = self.whole, self.whole.layout
         if self.block.after is not None:
             return layer.given(self.block.after)
-        if layout.parallel:  # the model adds attention and feed-forward at once
-            return self.residual + self._branch_output()
         following = layout.cross if self.kind == "self" and layout.cross is not None else layout.ff
-        if following.before is not None:
-            return layer.given(following.before)
-        assert not isinstance(following, Attention | Experts)
-        return layer.given(following.gate or following.first)
+        reader = following.before
+        if reader is None and isinstance(following, FeedForward):
+            reader = following.gate or following.first
+        elif reader is None and isinstance(following, Opaque):
+            reader = following.module
+        if layout.parallel or reader is None:  # no module receives it
+            return self.residual + self._branch_output()
+        return layer.given(reader)
 
     def _branch_output(self) -> Tensor:
         output = self.captured.output
         if self.block.branch is not None:
             output = self.whole.output_of(self.block.branch)
-        scale = self._scale(self.block.scale)
+        scale = self._scale(self.block)
         return output if scale is None else scale(output)
 
     def _ff_output(self) -> Tensor:
         """Return what the feed-forward's branch adds to the residual."""
         ff = self.whole.layout.ff
-        assert not isinstance(ff, Experts)
+        assert not isinstance(ff, Opaque)
         output = self.whole.output_of(ff.branch or ff.second)
-        scale = self._scale(ff.scale)
+        scale = self._scale(ff)
         return output if scale is None else scale(output)
 
     # ---- the layer's modules
@@ -205,18 +217,19 @@ class LayerChain:
             self._norms[path] = Norm(parameters, inputs)
         return self._norms[path]
 
-    def _scale(self, path: str | None) -> Linear | None:
-        if path is None:
+    def _scale(self, block: Wiring) -> Linear | None:
+        name = block.scale
+        if name is None:
             return None
-        if path not in self._scales:
-            multiplier = part(self.whole.module, path)
+        if name not in self._scales:
+            multiplier = scale_of(self.whole.module, block)
             if isinstance(multiplier, Tensor):
                 factor = multiplier.detach().double()
             else:  # torch.full on the device avoids a copy from the CPU
                 like: Any = {"dtype": torch.float64, "device": self.captured.device}
                 factor = torch.full((), float(multiplier), **like)
-            self._scales[path] = Linear(False, factor)
-        return self._scales[path]
+            self._scales[name] = Linear(False, factor)
+        return self._scales[name]
 
     def _affine(self, path: str) -> tuple[Tensor, Tensor | None]:
         layer = self.whole
@@ -225,7 +238,7 @@ class LayerChain:
 
     def feed_forward(self) -> FeedForwardSplit:
         layer, ff = self.whole, self.whole.layout.ff
-        assert not isinstance(ff, Experts)
+        assert not isinstance(ff, Opaque)
         first, first_bias = self._affine(ff.first)
         gate: Tensor | None = None
         gate_bias: Tensor | None = None
@@ -244,7 +257,7 @@ class LayerChain:
             self.parts("ff_input"),
             self.parts("block"),
             branch=self.norm(ff.branch),
-            scale=self._scale(ff.scale),
+            scale=self._scale(ff),
             after=self.norm(ff.after),
             ff_bias=self.how.ff_bias,
             memory=self.how.memory,

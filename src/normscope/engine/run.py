@@ -266,7 +266,7 @@ class Engine:
             count_layer()
 
         record = (
-            capture_layers(self.model, layer_done, attention=attention)
+            capture_layers(self.model, layer_done, attention=attention, inputs=batch.inputs)
             if self.whole_layers
             else capture(self.model, attended, attention=attention)
         )

@@ -203,16 +203,16 @@ def analyze_inputs(
         maps, heads, ff_bias, memory, attention, kernels, reduce, categories, precision
     ).checked()
     model, _ = resolve(model)
-    check_available(model, options.maps)
     if tokens is not None and tokenizer is not None:
         raise InputError("tokens and tokenizer both name the positions: give one of them")
     host = checked_inputs(model, inputs, "analyze_inputs")
+    check_available(model, options.maps, host)
     known: Any = None if tokens is None else [{"": named(row)} for row in tokens]
     if tokenizer is not None:
         known = row_tokens(model, tokenizer, host)
     warn_of_left_padding(model, host, stacklevel=2)
     signature = Signature(model, tokenizer, _settings(model, options))
-    measure = Maps(model, options, signature)
+    measure = Maps(options, signature)
     moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in host.items()}
     try:
         with model_failures(model, moved):
@@ -326,8 +326,7 @@ def _analyze_texts(
     for options in views:
         check_available(model, options.maps)
     measures = [
-        Maps(model, options, signature.with_settings(_settings(model, options)))
-        for options in views
+        Maps(options, signature.with_settings(_settings(model, options))) for options in views
     ]
     make = partial(TextBatch, model, both.source, rows)
     on_gpu = model.device.type == "cuda"
