@@ -132,7 +132,7 @@ def check_layers(
     a proof without rounding use float64 inside ``FullPrecision()``.
     """
     inputs = random_inputs(model) if inputs is None else inputs
-    check_available(model, [name for name in ANALYSES if SCOPES[name].end == "residual"])
+    check_available(model, [n for n in ANALYSES if SCOPES[n].end == "residual"], inputs)
     worst: dict[str, float] = {}
     for ff_bias in FF_BIASES:
         replayed = NAMES if ff_bias == FF_BIASES[0] else ()

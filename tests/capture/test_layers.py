@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from normscope.capture import layers as layers_module
-from normscope.capture.layers import LayerCapture, capture_layers, layers_of, paths_of
+from normscope.capture import wiring
+from normscope.capture.layers import LayerCapture, capture_layers, layers_of
 from normscope.errors import UnsupportedModelError
 from normscope.models import layouts
-from normscope.models.architectures import tiny_inputs
-from normscope.models.layouts import LAYOUTS, register_layout
+from normscope.models.architectures import FAMILIES, tiny_inputs
+from normscope.models.layouts import LAYOUTS, paths_of, register_layout
 from tests.helpers.captures import identical, model_of, run, state
 
 
@@ -90,13 +90,13 @@ def test_a_chunked_feed_forward_is_refused() -> None:
 def test_layouts_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("bert")
     first = layers_of(model)
-    monkeypatch.setattr(layers_module, "layout_of", None)
-    assert layers_of(model) == first
+    monkeypatch.setattr(wiring.Sighting, "run", None)
+    assert layers_of(model) == layers_of(model, tiny_inputs("bert")) == first
 
 
 def test_a_corrected_layout_counts_for_a_model_that_was_seen_already() -> None:
     model = model_of("bert")
-    (right,) = LAYOUTS["BertLayer"]
+    _, right = layers_of(model)["encoder.layer.0"]
     wrong = replace(right, ff=replace(right.ff, after=None, branch="output.LayerNorm"))
     register_layout("BertLayer", wrong)
     assert {layout.ff.branch for _, layout in layers_of(model).values()} == {"output.LayerNorm"}
@@ -104,12 +104,33 @@ def test_a_corrected_layout_counts_for_a_model_that_was_seen_already() -> None:
     assert {layout.ff.branch for _, layout in layers_of(model).values()} == {None}
 
 
-def test_a_layer_that_was_replaced_is_looked_at_anew() -> None:
+def test_a_part_that_was_replaced_is_looked_at_anew() -> None:
     model = model_of("bert")
-    assert len(layers_of(model)) == 3
-    for _ in range(20):  # the memory of a freed layer may be used for the next one
-        layer = model.encoder.layer[1]
-        model.encoder.layer[1] = nn.Identity()
-        assert len(layers_of(model)) == 2
-        model.encoder.layer[1] = layer
-        assert len(layers_of(model)) == 3
+
+    def norms() -> list[str | None]:
+        return [layout.ff.after for _, layout in layers_of(model).values()]
+
+    part = model.encoder.layer[1].output
+    assert norms() == ["output.LayerNorm"] * 3
+    for _ in range(5):  # the memory of a freed module may be used for the next one
+        norm, part.LayerNorm = part.LayerNorm, nn.Identity()
+        assert norms() == ["output.LayerNorm", None, "output.LayerNorm"]
+        part.LayerNorm = norm
+        assert norms() == ["output.LayerNorm"] * 3
+
+
+def test_an_attention_that_does_not_run_on_random_inputs_is_seen_on_those_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    family = FAMILIES["gpt2"]
+    crossing = replace(family, tiny={**family.tiny, "add_cross_attention": True})
+    monkeypatch.setitem(FAMILIES, "gpt2 (crossing)", replace(crossing, name="gpt2 (crossing)"))
+    model = model_of("gpt2 (crossing)", dtype=torch.float32)
+    inputs = tiny_inputs("gpt2")
+    assert {layout.cross for _, layout in layers_of(model).values()} == {None}
+    assert {layout.cross for _, layout in layers_of(model, inputs).values()} == {None}
+    inputs["encoder_hidden_states"] = torch.randn(3, 4, 32)
+    for known in (layers_of(model, inputs), layers_of(model)):
+        crosses = [layout.cross for _, layout in known.values()]
+        assert [cross and cross.before for cross in crosses] == ["ln_cross_attn"] * 3
+    assert {layer.layout.cross for layer in layers_run(model, tiny_inputs("gpt2"))} == {None}

@@ -64,7 +64,7 @@ def test_graphs_give_the_same(name: str) -> None:
     """Other numbers of the same shape go through a recorded graph, or past it."""
     model, inputs, maps = ready(name, torch.float32)
     options = AnalysisOptions(maps).checked()
-    engine = Engine(model, [Maps(model, options, Signature(model, None, {}))])
+    engine = Engine(model, [Maps(options, Signature(model, None, {}))])
     torch.cuda.manual_seed(1)
     expected = torch.rand(3, device="cuda")
     torch.cuda.manual_seed(1)

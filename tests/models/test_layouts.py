@@ -18,21 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import Capture, capture
+from normscope.capture.layers import layer_around, layers_of
 from normscope.decomposition.norms import read_norm
 from normscope.errors import UnsupportedModelError
 from normscope.models import layouts
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.models.layouts import (
     Attention,
-    Experts,
     FeedForward,
     Layout,
+    Opaque,
     Wiring,
     activation_of,
-    layer_of,
-    layout_of,
     part,
     register_layout,
+    registered_layout,
+    scale_of,
 )
 from normscope.testing import FullPrecision
 
@@ -93,9 +94,9 @@ class Run:
 
     def feed_forward(self, block: Wiring, x: Tensor) -> Tensor:
         h = self.read(block, x)
-        if isinstance(block, Experts):
+        if isinstance(block, Opaque):
+            assert block.module is not None
             same(self.given[block.module], h)
-            assert isinstance(part(self.layer, block.experts), nn.Module)
             return self.made[block.module]
         assert isinstance(block, FeedForward)
         same(self.given[block.first], h)
@@ -121,7 +122,7 @@ class Run:
             same(self.given[block.branch], core)
             core = self.made[block.branch]
         if block.scale is not None:
-            core = part(self.layer, block.scale) * core
+            core = scale_of(self.layer, block) * core
         out = x + core.reshape(x.shape)
         if block.after is not None:
             same(self.given[block.after], out)
@@ -148,9 +149,7 @@ def first(values: Any) -> Tensor:
 @torch.no_grad()
 def runs_of(model: nn.Module, inputs: Mapping[str, Any]) -> list[Run]:
     """Every call of every layer of a model on one batch."""
-    with capture(model) as captures:
-        model(**inputs)
-    layers = dict(layer_of(model, captured.name) for captured in captures)
+    layers = layers_of(model, inputs)
     running: list[Run] = []
     finished: list[Run] = []
 
@@ -174,12 +173,11 @@ def runs_of(model: nn.Module, inputs: Mapping[str, Any]) -> list[Run]:
         return hook
 
     hooks = []
-    for path, layer in layers.items():
-        layout = layout_of(layer)
+    for path, (layer, layout) in layers.items():
         hooks.append(layer.register_forward_pre_hook(begin(path, layout), with_kwargs=True))
         hooks.append(layer.register_forward_hook(finish))
         for block in Run(path, layer, layout).blocks().values():
-            for name in {n for n in vars(block).values() if n}:
+            for name in {n for n in vars(block).values() if isinstance(n, str)}:
                 if isinstance(module := part(layer, name), nn.Module):
                     hooks.append(module.register_forward_hook(note(name), with_kwargs=True))
     try:
@@ -282,66 +280,7 @@ def test_decoders_with_cross_attention_of_their_own(
         assert [c.kind for c in run.captures] == ["self", "cross"]
 
 
-# --------------------------------------------------------------------- classes that are not listed
-
-
-def hidden(monkeypatch: pytest.MonkeyPatch, *, under: str = "a class like ") -> None:
-    """Keep the layouts, but for no class that there is."""
-    moved = {under + name: forms for name, forms in layouts.LAYOUTS.items()}
-    monkeypatch.setattr(layouts, "LAYOUTS", moved)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_layouts_are_discovered(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The names and the order of calls tell the layout, or nothing does; never another one."""
-    runs = plain_runs(name)
-    hidden(monkeypatch)
-    if FAMILIES[name].base in ("esm", "opt", "gpt_neox", "stablelm"):
-        # The code calls a function as the activation; or a flag decides what it calls, and when.
-        with pytest.raises(UnsupportedModelError, match="register_layout"):
-            layout_of(runs[0].layer)
-    else:
-        for run in runs:
-            assert replace(layout_of(run.layer), when=None) == replace(run.layout, when=None)
-
-
-@pytest.mark.parametrize(("base", "model", "config"), [
-    ("bert", "ErnieModel", "ErnieConfig"),
-    ("bart", "PLBartForConditionalGeneration", "PLBartConfig"),
-    ("bart", "BlenderbotForConditionalGeneration", "BlenderbotConfig"),
-    ("wav2vec2", "HubertModel", "HubertConfig"),
-    ("wav2vec2 (pre-norm)", "HubertModel", "HubertConfig"),
-    ("gemma3", "Cohere2ForCausalLM", "Cohere2Config"),
-    ("gemma3", "Olmo3ForCausalLM", "Olmo3Config"),
-])  # fmt: skip
-def test_discovered_layouts_hold(
-    monkeypatch: pytest.MonkeyPatch, base: str, model: str, config: str
-) -> None:
-    prove(vary(monkeypatch, base, model=model, config=config))
-
-
-def test_a_multiplier_is_not_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden(monkeypatch)
-    for run in prove("granite"):
-        assert run.layout.ff.scale == "residual_multiplier"
-
-
 # ---------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(("base", "changes", "attention", "why"), [
-    ("bloom", {"apply_residual_connection_post_layernorm": True},
-     "transformer.h.1.self_attention",
-     r"BloomBlock .*\(apply_residual_connection_post_layernorm is True\)"),
-    ("wav2vec2 (pre-norm)", {"adapter_attn_dim": 8}, "encoder.layers.1.attention",
-     r"LayerStableLayerNorm .*\(it has adapter_layer.norm.weight too\)"),
-])  # fmt: skip
-def test_what_no_layout_describes_is_refused(
-    monkeypatch: pytest.MonkeyPatch, base: str, changes: Any, attention: str, why: str
-) -> None:
-    assert layer_of(tiny_model(base), attention)[0] == attention.rpartition(".")[0]
-    with pytest.raises(UnsupportedModelError, match=why):
-        layer_of(tiny_model(vary(monkeypatch, base, **changes)), attention)
 
 
 class Sandwich(nn.Module):
@@ -360,30 +299,40 @@ class Sandwich(nn.Module):
 
 
 def test_register_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layouts, "LAYOUTS", dict(layouts.LAYOUTS))
+    monkeypatch.setattr(layouts, "LAYOUTS", {})
     layer = Sandwich()
-    model = nn.Sequential(nn.Sequential(layer))
-    with pytest.raises(UnsupportedModelError, match="Sandwich is not wired like any known layer"):
-        layout_of(layer)
-    with pytest.raises(UnsupportedModelError, match=r"0\.0\.mixer is in Sandwich, in Sequential"):
-        layer_of(model, "0.0.mixer")
+    assert registered_layout(layer) is None
     layout = Layout(
         Attention(module="mixer", output="mixer"),
         FeedForward(first="up", second="down", activation="squash", after="top"),
     )
     register_layout("Sandwich", layout)
-    assert layout_of(layer) == layout
-    assert layer_of(model, "0.0.mixer") == ("0.0", layer)
+    assert registered_layout(layer) == layout
 
     class Derived(Sandwich):
         pass
 
-    assert layout_of(Derived()) == layout
-    flagged = replace(layout, when="not large")
-    register_layout("Sandwich", flagged)
-    with pytest.raises(UnsupportedModelError, match="large is not set"):
-        layout_of(layer)
-    assert layout_of(layer, config=type("Config", (), {"large": False})) == flagged
+    assert registered_layout(Derived()) == layout
+    other = replace(layout, ff=replace(layout.ff, before="bottom"))
+    register_layout("Sandwich", other, layout)
+    assert registered_layout(layer) == layout
+    register_layout("Sandwich", other)
+    with pytest.raises(UnsupportedModelError, match=r"not wired as was registered: it has no bott"):
+        registered_layout(layer)
+    register_layout("Sandwich", replace(layout, ff=replace(layout.ff, after=None)))
+    with pytest.raises(UnsupportedModelError, match=r"it has top\.weight too"):
+        registered_layout(layer)
+
+
+def test_a_registered_layout_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "LAYOUTS", {})
+    model = tiny_model("marian")
+    _, right = layers_of(model)["model.decoder.layers.0"]
+    register_layout("MarianDecoderLayer", replace(right, parallel=True))
+    assert layers_of(model)["model.decoder.layers.0"][1].parallel
+    register_layout("MarianDecoderLayer", replace(right, cross=None))
+    with pytest.raises(UnsupportedModelError, match=r"it has encoder_attn\.\S+ too"):
+        layer_around(model, "model.decoder.layers.0.self_attn")
 
 
 # --------------------------------------------------------------------------- the proof itself bites
@@ -437,16 +386,6 @@ def test_a_wrong_layout_is_seen(mistake: str) -> None:
     right.check()
     with pytest.raises(AssertionError, match="differs by"):
         wrong.check()
-
-
-def test_a_layout_that_leaves_something_out_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        layouts.LAYOUTS, "MarianDecoderLayer", (replace(layouts.BART_LIKE, cross=None),)
-    )
-    layer = tiny_model("marian").get_submodule("model.decoder.layers.0")
-    monkeypatch.setattr(layouts, "_runs_like", lambda layer, layout: False)
-    with pytest.raises(UnsupportedModelError, match=r"it has encoder_attn\.\S+ too"):
-        layout_of(layer)
 
 
 # ------------------------------------------------------------------------------------ reading norms
@@ -544,12 +483,3 @@ def test_read_norm_refuses_what_is_no_norm() -> None:
     norm.eps = 1e-3  # not what it ran with
     with pytest.raises(UnsupportedModelError, match="a norm"):
         read_norm(norm, x, made)
-
-
-def test_layers_are_listed_once_for_each_family() -> None:
-    """Every class of the table is a layer of some family, so nothing in it goes unproved."""
-    met = set()
-    for name in FAMILIES:
-        model = tiny_model(name)
-        met |= {type(module).__name__ for module in model.modules()}
-    assert layouts.LAYOUTS.keys() <= met

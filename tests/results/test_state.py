@@ -14,6 +14,7 @@ from torch import nn
 
 import normscope
 from normscope.capture import capture
+from normscope.capture.layers import layers_of
 from normscope.errors import ExactnessError, UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
@@ -84,8 +85,7 @@ def replace_config(model: Any) -> None:
 
 
 def register(model: Any) -> None:
-    (layout,) = LAYOUTS["BertLayer"]
-    register_layout("BertLayer", layout, layout)
+    register_layout("BertLayer", layers_of(model)["encoder.layer.0"][1])
 
 
 @pytest.mark.parametrize(

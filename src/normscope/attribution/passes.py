@@ -18,6 +18,7 @@ from torch.func import functional_call
 from normscope.attribution.diagnosis import diagnose
 from normscope.attribution.recomputation import recomputed, worth_recomputing
 from normscope.capture.active import ACTIVE
+from normscope.capture.layers import layers_of
 from normscope.engine.given import row_count
 from normscope.engine.judge import judge_shares, share_bound
 from normscope.errors import InputError, UnsupportedModelError
@@ -263,7 +264,7 @@ class _Setup:
         network = self.network()
         network.ledger.unresolved = row_by_row
         if self.trace:
-            network.tracer = Tracer(network, self.model)
+            network.tracer = Tracer(network, layers_of(self.model))
         with self.hooked(network, recompute):
             return _Account(network, self.run(network)).shares(), network
 

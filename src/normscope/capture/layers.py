@@ -1,31 +1,32 @@
 """Record whole layers: their attention calls, norms, feed-forward and output.
 
-Built on :func:`normscope.capture.capture` and the table of layouts, which says where in a layer
-each of these is.
+Built on :func:`normscope.capture.capture` and the layouts that were seen in a pass of the model,
+which say where in a layer each of these is.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from normscope.capture import AttentionMode, Capture, capture
 from normscope.capture.active import recomputing
+from normscope.capture.wiring import Seen, Sighting, layer_elements
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
 from normscope.foundation.interrupts import shielded
 from normscope.models import layouts
+from normscope.models.failures import first_line
 from normscope.models.inventory import Inventory
-from normscope.models.layouts import Experts, Layout, layer_of, layout_of
+from normscope.models.layouts import REMEDY, Layout, paths_of, registered_layout
+from normscope.models.random_inputs import random_inputs
 from normscope.models.walk import ModuleTree
-
-# The places and layouts of a model's layers, by path: reading them takes a while.
-_LAYOUTS: ModuleCache[dict[str, tuple[int, Layout]]] = ModuleCache()
 
 
 @dataclass(eq=False)
@@ -81,15 +82,16 @@ def capture_layers(
     callback: Callable[[LayerCapture], None],
     *,
     attention: AttentionMode = "eager",
+    inputs: Mapping[str, Any] | None = None,
     unlisted: bool = False,
 ) -> Iterator[None]:
     """Call ``callback`` with every layer that this thread runs inside the context.
 
     A layer is dropped after the call, so that memory holds one at a time. ``attention`` is as for
-    :func:`~normscope.capture.capture`. With ``unlisted``, layers whose layout is not known are
-    recorded too, without what is in them.
+    :func:`~normscope.capture.capture`, and ``inputs`` as for :func:`layers_of`. With ``unlisted``,
+    layers whose layout is not known are recorded too, without what is in them.
     """
-    watcher = _LayerWatcher(model, callback)
+    watcher = _LayerWatcher(model, callback, layers_of(model, inputs))
     watcher.unlisted = unlisted_layers(model) if unlisted else {}
     try:
         watcher.add_hooks()
@@ -102,8 +104,13 @@ def capture_layers(
 class _LayerWatcher:
     """Collects what the hooks on a model's layers and the attention captures report."""
 
-    def __init__(self, model: nn.Module, callback: Callable[[LayerCapture], None]) -> None:
-        self.model, self.callback = model, callback
+    def __init__(
+        self,
+        model: nn.Module,
+        callback: Callable[[LayerCapture], None],
+        layers: Mapping[str, tuple[nn.Module, Layout]],
+    ) -> None:
+        self.model, self.callback, self.layers = model, callback, layers
         self.thread = threading.get_ident()
         self.running: dict[str, LayerCapture] = {}
         self.unlisted: dict[str, nn.Module] = {}
@@ -113,7 +120,7 @@ class _LayerWatcher:
         """Watch every layer, and the modules in it that a decomposition needs."""
         for name, layer in self.unlisted.items():
             self._watch_layer(name, layer, None)
-        for name, (layer, layout) in layers_of(self.model).items():
+        for name, (layer, layout) in self.layers.items():
             self._watch_layer(name, layer, layout)
             for path in paths_of(layout):
                 self._watch_module(name, path, layer.get_submodule(path), layout)
@@ -127,10 +134,10 @@ class _LayerWatcher:
         """Assign an attention call to the innermost running layer around it."""
         around = [name for name in self.running if captured.name.startswith(f"{name}.")]
         if not around:
-            name, layer = layer_of(self.model, captured.name)  # raises if the layer is not known
+            name = layer_around(self.model, captured.name)  # raises if the layer is not known
             raise UnsupportedModelError(
-                f"{name} ({type(layer).__name__}) was not seen to begin, so what its attention "
-                f"({captured.name}) belongs to is unknown"
+                f"{name} was not seen to begin, so what its attention ({captured.name}) belongs to "
+                "is unknown"
             )
         layer_capture = self.running[max(around, key=len)]
         known = layer_capture.cross if captured.kind == "cross" else layer_capture.attention
@@ -180,14 +187,119 @@ class _LayerWatcher:
         self.hooks.append(module.register_forward_hook(note))
 
 
-def layers_of(model: nn.Module) -> dict[str, tuple[nn.Module, Layout]]:
-    """Return the layers of a model whose layout is known, by path: elements of its layer lists."""
-    structure = ModuleTree(model)
+@dataclass(eq=False)
+class _Known:
+    """What is known of the layers of one model, by path."""
+
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None  # of the pass in which the layers were to be seen
+    unseen: bool = True  # whether some attention has not run yet
+    tried: set[frozenset[str]] = field(default_factory=set)  # names of inputs
+
+    def look(self, model: Any, inputs: Mapping[str, Any] | None) -> None:
+        """Run the model on a few random inputs; then, if parts did not run, on those given."""
+        if not self.tried:
+            self.tried.add(frozenset())
+            try:
+                self._see(model, random_inputs(model))
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # a model's own, on inputs that it was not made for
+                self.failure = f"{type(error).__name__}: {first_line(error)}"
+        if self.unseen and inputs and frozenset(inputs) not in self.tried:
+            self.tried.add(frozenset(inputs))
+            self._see(model, inputs)
+
+    def _see(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        sighting = Sighting(model)
+        self.failure = None
+        try:
+            sighting.run(inputs)
+        except UnsupportedModelError as refusal:  # layers before it have been seen
+            self.failure = str(refusal)
+        finally:
+            self._add(sighting)
+
+    def _add(self, sighting: Sighting) -> None:
+        self.unseen = sighting.unseen()
+        layers = layer_elements(sighting.inventory)
+        whole: list[str] = []
+        partial: list[str] = []
+        for path, layer in layers.items():
+            seen = sighting.layers.get(path)
+            try:
+                registered = registered_layout(layer)
+            except UnsupportedModelError as misfit:
+                self.refusals[path] = str(misfit)
+                continue
+            if registered is not None:
+                seen = Seen(registered, True, "")
+            if seen is None:
+                continue
+            if seen.layout is None:
+                self.refusals[path] = (
+                    f"{path} ({type(layer).__name__}) is not wired like a layer that normscope "
+                    f"can take apart: from its input x it makes {seen.formula}. {REMEDY}"
+                )
+                continue
+            (whole if seen.whole else partial).append(path)
+            known = self.layouts.get(path)
+            if known is None or known.cross is None:
+                self.layouts[path] = seen.layout
+        # The innermost element that is a whole layer, else the outermost with an attention block.
+        around = {p for p in whole for q in whole if q.startswith(f"{p}.")}
+        for path in partial:
+            outer = any(path.startswith(f"{q}.") for q in (*whole, *partial))
+            if outer or any(q.startswith(f"{path}.") for q in whole):
+                around.add(path)
+        kept = [path for path in layers if path in self.layouts and path not in around]
+        self.layouts = {path: self.layouts[path] for path in kept}
+
+
+_KNOWN: ModuleCache[_Known] = ModuleCache()
+
+
+def layers_of(
+    model: nn.Module, inputs: Mapping[str, Any] | None = None
+) -> dict[str, tuple[nn.Module, Layout]]:
+    """Return the layers of a model whose layout is known, by path: elements of its layer lists.
+
+    The layouts are read from a pass of the model on a few random inputs, which is made once for
+    each model. If an attention of the model does not run on them, ``inputs`` are used as well.
+    """
+    known = _known(model, inputs)
+    return {path: (model.get_submodule(path), layout) for path, layout in known.layouts.items()}
+
+
+def layer_around(
+    model: nn.Module, attention_path: str, inputs: Mapping[str, Any] | None = None
+) -> str:
+    """Return the path of the layer around an attention module.
+
+    Raises:
+        UnsupportedModelError: the layer is not known, with what is known of it.
+    """
+    known = _known(model, inputs)
+    around = [path for path in known.layouts if attention_path.startswith(f"{path}.")]
+    if around:
+        return max(around, key=len)
+    refused = [path for path in known.refusals if attention_path.startswith(f"{path}.")]
+    if refused:
+        raise UnsupportedModelError(known.refusals[max(refused, key=len)])
+    why = f" ({known.failure})" if known.failure else ""
+    raise UnsupportedModelError(
+        f"{attention_path} is in no layer of a list that normscope has seen attend{why}. {REMEDY}"
+    )
+
+
+def _known(model: nn.Module, inputs: Mapping[str, Any] | None) -> _Known:
     config = getattr(model, "config", None)
     configured = None if config is None else weakref.ref(config)
-    state = structure.kept(), dict(layouts.LAYOUTS), configured
-    known = _LAYOUTS.get(model, state, lambda: _find_layouts(model, structure.places))
-    return {name: (structure.places[at], layout) for name, (at, layout) in known.items()}
+    state = ModuleTree(model).kept(), dict(layouts.LAYOUTS), configured
+    known = _KNOWN.get(model, state, _Known)
+    known.look(model, inputs)
+    return known
 
 
 def unlisted_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -209,30 +321,3 @@ def unlisted_layers(model: nn.Module) -> dict[str, nn.Module]:
                 layers[place] = element
                 break
     return layers
-
-
-def _find_layouts(model: nn.Module, places: Sequence[nn.Module]) -> dict[str, tuple[int, Layout]]:
-    config = getattr(model, "config", None)
-    index = {module: at for at, module in enumerate(places)}
-    known: dict[str, tuple[int, Layout]] = {}
-    for name, listed in model.named_modules():
-        inside = any(name.startswith(f"{layer}.") for layer in known)
-        if not isinstance(listed, nn.ModuleList) or inside:
-            continue
-        for number, layer in listed.named_children():
-            try:
-                known[f"{name}.{number}"] = index[layer], layout_of(layer, config)
-            except UnsupportedModelError:
-                continue  # experts, convolutions, lists of lists; an attention in one is refused
-    return known
-
-
-def paths_of(layout: Layout) -> list[str]:
-    """Return the paths of the modules whose input or output a decomposition needs."""
-    blocks = [layout.attention, layout.ff, *([layout.cross] if layout.cross else [])]
-    paths = [path for block in blocks for path in (block.before, block.branch, block.after)]
-    if isinstance(layout.ff, Experts):
-        paths.append(layout.ff.module)
-    else:
-        paths += [layout.ff.first, layout.ff.gate, layout.ff.second]
-    return list(dict.fromkeys(path for path in paths if path is not None))

@@ -56,7 +56,7 @@ def accuracy(
     if not scopes:
         return None
     options = AnalysisOptions(tuple(maps), attention=attention).checked()
-    measure = Maps(model, options, Signature(model, None, {}))
+    measure = Maps(options, Signature(model, None, {}))
     dense = DenseCells(scopes, {0, calls // 2, calls - 1})
     # The same needs, so that both measures read the same view; copying cannot be recorded.
     needs = replace(measure.needs, masks=False, recordable=False)

@@ -307,7 +307,7 @@ def on_card(
     names = ("mixing_ratio", "top16") if reduce else ()
     attention: AttentionMode = "fused" if reduce else "auto"
     options = AnalysisOptions(maps, attention=attention, reduce=names).checked()
-    engine = Engine(model, [Maps(model, options, Signature(model, None, {}))], attention)
+    engine = Engine(model, [Maps(options, Signature(model, None, {}))], attention)
 
     def judged() -> Any:
         return engine.finish(engine.start(Batch(model, inputs)))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import nn
 
 from normscope.capture import AttentionKind
-from normscope.capture.layers import layers_of, unlisted_layers
+from normscope.capture.layers import layer_around, layers_of, unlisted_layers
 from normscope.decomposition.chain import by_replay, scopes_of
 from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.models.inventory import Inventory
-from normscope.models.layouts import Layout, layer_of
+from normscope.models.layouts import Layout
 
 
 def available(model: nn.Module) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -20,9 +21,11 @@ def available(model: nn.Module) -> dict[tuple[str, str], tuple[str, ...]]:
     return _scopes(_layouts(model))
 
 
-def _layouts(model: nn.Module) -> dict[str, Layout | None]:
+def _layouts(
+    model: nn.Module, inputs: Mapping[str, Any] | None = None
+) -> dict[str, Layout | None]:
     """Return the layouts of all layers that attend, by path; None where it is not known."""
-    known = {path: layout for path, (_, layout) in layers_of(model).items()}
+    known = {path: layout for path, (_, layout) in layers_of(model, inputs).items()}
     return {**known, **dict.fromkeys(unlisted_layers(model))}
 
 
@@ -40,11 +43,20 @@ def _scopes(layouts: Mapping[str, Layout | None]) -> dict[tuple[str, str], tuple
     return {stack_kind: tuple(names) for stack_kind, names in scopes.items()}
 
 
-def check_available(model: nn.Module, wanted: Sequence[str], ff_bias: str = "path") -> None:
-    """Raise InputError for scopes that no part of the model has, naming the ones it has."""
+def check_available(
+    model: nn.Module,
+    wanted: Sequence[str],
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    ff_bias: str = "path",
+) -> None:
+    """Raise InputError for scopes that no part of the model has, naming the ones it has.
+
+    ``inputs`` are used if parts of the model do not run on random inputs.
+    """
     if not need_whole_layers(wanted):
         return
-    layouts = _layouts(model)
+    layouts = _layouts(model, inputs)
     existing = {name for names in _scopes(layouts).values() for name in names}
     missing = [name for name in wanted if name not in existing]
     if missing and not any(layouts.values()):
@@ -70,7 +82,7 @@ def _replays(layout: Layout | None, name: str) -> bool:
 def _refuse_unknown_layers(model: nn.Module) -> None:
     for module in Inventory(model).attention:
         path = next(name for name, m in model.named_modules() if m is module)
-        layer_of(model, path)  # raises, and says how to describe a layer
+        layer_around(model, path)  # raises, and says how to describe a layer
     raise UnsupportedModelError(
         f"{type(model).__name__} has no layer whose wiring is known; available for it are only: "
         f"{', '.join(HEAD_MAPS)}"

@@ -24,7 +24,7 @@ from normscope.decomposition.scopes import HEAD_MAPS, SCOPES, Scope, Station
 from normscope.decomposition.stations import LayerStates, Stations, scale_of
 from normscope.foundation.shapes import Float
 from normscope.kernels import Kernels, Linear, Scratch
-from normscope.models.layouts import Attention, Experts, Layout, activation_of
+from normscope.models.layouts import Attention, Layout, Opaque, Wiring, activation_of
 
 
 def scopes_of(layout: Layout | None, kind: AttentionKind) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ def by_replay(layout: Layout | None, name: str) -> bool:
     """Return whether a map of a layer has no factored form, so that it comes from replay."""
     if not SCOPES[name].behind_feed_forward:
         return False
-    return layout is None or (isinstance(layout.ff, Experts) and not layout.parallel)
+    return layout is None or (isinstance(layout.ff, Opaque) and not layout.parallel)
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,14 @@ class LayerChain:
         if captured.held is not None:
             self.dtypes |= captured.held.dtypes
         self._norms: dict[str, Norm] = {}
-        self._scales: dict[str, Linear] = {}
+        self._scales: dict[str | float, Linear] = {}
         self._parts: dict[Station, Parts] = {}
 
     @property
     def residual(self) -> Float[Tensor, "batch query hidden"]:
         """x_i: what the residual connection carries."""
+        if self.layer is not None and (before := self.block.before) is not None:
+            return self.layer.given(before)
         assert self.captured.residual is not None
         return self.captured.residual
 
@@ -170,7 +172,7 @@ class LayerChain:
             parts = self.parts("attention")
             if (branch := self.norm(self.block.branch)) is not None:
                 parts = parts.norm(branch)
-            if (scale := self._scale(self.block.scale)) is not None:
+            if (scale := self._scale(self.block)) is not None:
                 parts = parts.scaled(scale)
             return parts.residual(self.residual)
         if end in ("ff_residual", "layer"):
@@ -186,7 +188,7 @@ class LayerChain:
         """List the linear steps applied to the vectors αf up to a station before any activation."""
         if end == "attention":
             return ()
-        steps = [self._linear_of(self.norm(self.block.branch)), self._scale(self.block.scale)]
+        steps = [self._linear_of(self.norm(self.block.branch)), self._scale(self.block)]
         if end in ("norm", "block", "ff_input"):
             steps.append(self._linear_of(self.norm(self.block.after)))
         if end == "ff_input":
@@ -211,7 +213,7 @@ class LayerChain:
         states = _RecordedStates(self.captured, self.whole)
         if self.whole.layout is None:
             return Stations(None, None, states, (None, None))
-        scales = self._scale(self.block.scale), self._scale(self.layout.ff.scale)
+        scales = self._scale(self.block), self._scale(self.layout.ff)
         return Stations(self.layout, self.block, states, scales)
 
     def residual_sum(self) -> Tensor:
@@ -232,14 +234,15 @@ class LayerChain:
             self._norms[path] = Norm(parameters, inputs)
         return self._norms[path]
 
-    def _scale(self, path: str | None) -> Linear | None:
-        if path is None:
+    def _scale(self, block: Wiring) -> Linear | None:
+        name = block.scale
+        if name is None:
             return None
-        if path not in self._scales:
-            scale = scale_of(self.whole.module, path, self.captured.device)
+        if name not in self._scales:
+            scale = scale_of(self.whole.module, block, self.captured.device)
             assert scale is not None
-            self._scales[path] = scale
-        return self._scales[path]
+            self._scales[name] = scale
+        return self._scales[name]
 
     def _affine(self, path: str) -> tuple[Tensor, Tensor | None]:
         layer = self.whole
@@ -248,7 +251,7 @@ class LayerChain:
 
     def feed_forward(self) -> FeedForwardSplit:
         layer, ff = self.whole, self.layout.ff
-        assert not isinstance(ff, Experts)
+        assert not isinstance(ff, Opaque)
         first, first_bias = self._affine(ff.first)
         gate: Tensor | None = None
         gate_bias: Tensor | None = None
@@ -267,7 +270,7 @@ class LayerChain:
             self.parts("ff_input"),
             self.parts("block"),
             branch=self.norm(ff.branch),
-            scale=self._scale(ff.scale),
+            scale=self._scale(ff),
             after=self.norm(ff.after),
             ff_bias=self.how.ff_bias,
             memory=self.how.memory,

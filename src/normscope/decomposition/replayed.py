@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import eager
-from normscope.capture.layers import layers_of, paths_of, unlisted_layers
+from normscope.capture.layers import layers_of, unlisted_layers
 from normscope.decomposition.chain import by_replay, scopes_of
 from normscope.decomposition.maps import ScopeMap
 from normscope.decomposition.scopes import SCOPES
@@ -33,7 +33,7 @@ from normscope.linearisation.running import (
 )
 from normscope.linearisation.structure import structure_of
 from normscope.models.inventory import Inventory
-from normscope.models.layouts import Layout
+from normscope.models.layouts import Layout, paths_of
 from normscope.models.running import evaluating
 
 Run = tuple[str, int]  # the path of a layer, and how often it ran before
@@ -268,7 +268,7 @@ class Replays:
         assert block is not None
         assert run.output is not None
         device = run.output.device
-        scales = scale_of(layer, block.scale, device), scale_of(layer, layout.ff.scale, device)
+        scales = scale_of(layer, block, device), scale_of(layer, layout.ff, device)
         if run.kind == "self" and "cross" not in run.keys:  # a decoder that ran alone
             layout = replace(layout, cross=None)
         return Stations(layout, block, _Components(run, block.output), scales)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from normscope.decomposition.scopes import Station
 from normscope.kernels import Linear
-from normscope.models.layouts import Attention, Experts, FeedForward, Layout, part
+from normscope.models import layouts
+from normscope.models.layouts import Attention, FeedForward, Layout, Opaque, Wiring
 
 
 class LayerStates(ABC):
@@ -44,21 +45,18 @@ class LayerStates(ABC):
         """Return the output of a module."""
 
 
-def core_of(ff: FeedForward | Experts) -> str:
-    """Return the path of the module whose output is the feed-forward's, before any norm."""
-    return ff.module if isinstance(ff, Experts) else ff.second
+def entry_of(block: Attention | FeedForward | Opaque) -> str | None:
+    """Return the path of the module that reads what a block without a norm before it reads."""
+    if isinstance(block, Opaque):
+        return block.module
+    return (block.gate or block.first) if isinstance(block, FeedForward) else None
 
 
-def entry_of(ff: FeedForward | Experts) -> str:
-    """Return the path of a module whose input is the feed-forward's, behind any norm."""
-    return ff.module if isinstance(ff, Experts) else ff.gate or ff.first
-
-
-def scale_of(layer: nn.Module, path: str | None, device: torch.device) -> Linear | None:
+def scale_of(layer: nn.Module, block: Wiring, device: torch.device) -> Linear | None:
     """Return the multiplier of a branch."""
-    if path is None:
+    multiplier = layouts.scale_of(layer, block)
+    if multiplier is None:
         return None
-    multiplier = part(layer, path)
     if isinstance(multiplier, Tensor):
         return Linear(False, multiplier.detach().double())
     # torch.full on the device avoids a copy from the CPU
@@ -125,14 +123,11 @@ class Stations:
         layout, block = self.layout, self.block
         if block.after is not None:
             return self.states.given(block.after)
-        if layout.parallel:  # the model adds attention and feed-forward at once
+        following = layout.ff if block is layout.cross else layout.cross or layout.ff
+        reader = following.before or entry_of(following)
+        if layout.parallel or reader is None:  # no module receives it
             return self.states.residual + self._branch_output()
-        is_cross = block is layout.cross
-        following = layout.ff if is_cross or layout.cross is None else layout.cross
-        if following.before is not None:
-            return self.states.given(following.before)
-        assert not isinstance(following, Attention)
-        return self.states.given(entry_of(following))
+        return self.states.given(reader)
 
     def _branch_output(self) -> Tensor:
         branch = self.block.branch
@@ -142,5 +137,9 @@ class Stations:
     def ff_output(self) -> Tensor:
         """Return what the feed-forward's branch adds to the residual."""
         ff = self.layout.ff
-        output = self.states.output_of(ff.branch or core_of(ff))
+        core = ff.second if isinstance(ff, FeedForward) else ff.module
+        if ff.branch is None and core is None:  # no single module makes it
+            whole = self.states.output if ff.after is None else self.states.given(ff.after)
+            return whole - self.at("block")
+        output = self.states.output_of(ff.branch or core)
         return output if self.ff_scale is None else self.ff_scale(output)

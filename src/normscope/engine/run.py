@@ -276,7 +276,13 @@ class Engine:
             count_layer()
 
         record = (
-            capture_layers(self.model, layer_done, attention=attention, unlisted=bool(self.replays))
+            capture_layers(
+                self.model,
+                layer_done,
+                attention=attention,
+                inputs=batch.inputs,
+                unlisted=bool(self.replays),
+            )
             if self.whole_layers
             else capture(self.model, attended, attention=attention)
         )

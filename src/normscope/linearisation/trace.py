@@ -7,6 +7,7 @@ the biases above it add up to the output. A head's share is ⟨Σ_j α f(x_j), g
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from normscope.errors import InputError, UnsupportedModelError
+from normscope.errors import InputError
 from normscope.linearisation.edges import EdgeFactors
 from normscope.linearisation.operators import inner, unaliased
-from normscope.models.layouts import Experts, layout_of, part
+from normscope.models.layouts import Attention, FeedForward, Layout, blocks_of, part
 
 if TYPE_CHECKING:
     from normscope.linearisation.network import Network
@@ -113,7 +114,7 @@ class Tracer:
         step: the backward pass that runs.
     """
 
-    def __init__(self, network: Network, model: nn.Module) -> None:
+    def __init__(self, network: Network, layers: Mapping[str, tuple[nn.Module, Layout]]) -> None:
         self.network, self.step = network, 0
         self._watched: list[_Watched] = []
         self._calls: list[list[EdgeFactors]] = []
@@ -121,7 +122,7 @@ class Tracer:
         self._last: dict[str, tuple[int, Tensor]] = {}
         self._apart: dict[str, list[str]] = {}  # stack -> earlier ones that it does not read
         self._positions_first = False  # whether states are (position, row, hidden)
-        self._parts = _parts_of_layers(network, model)
+        self._parts = _parts_of_layers(layers)
 
     # ---- forward
 
@@ -403,22 +404,13 @@ def _add(sums: dict[int, Tensor], step: int, summand: Tensor) -> None:
     sums[step] = sums[step] + summand if step in sums else summand
 
 
-def _parts_of_layers(network: Network, model: nn.Module) -> dict[nn.Module, str]:
+def _parts_of_layers(layers: Mapping[str, tuple[nn.Module, Layout]]) -> dict[nn.Module, str]:
     """Return the output projections of attentions and feed-forwards, where they are known."""
     parts: dict[nn.Module, str] = {}
-    config = getattr(model, "config", None)
-    for layer in network.structure.layers:
-        for module in layer.modules():
-            try:
-                layout = layout_of(module, config)
-            except UnsupportedModelError:
-                continue
-            for attention in (layout.attention, layout.cross):
-                if attention is not None:
-                    parts[part(module, attention.output)] = "attention"
-            ff = layout.ff
-            parts[part(module, ff.module if isinstance(ff, Experts) else ff.second)] = (
-                "experts" if isinstance(ff, Experts) else "feed_forward"
-            )
-            break
+    for layer, layout in layers.values():
+        for block in blocks_of(layout):
+            if isinstance(block, Attention):
+                parts[part(layer, block.output)] = "attention"
+            elif isinstance(block, FeedForward):
+                parts[part(layer, block.second)] = "feed_forward"
     return parts

@@ -229,16 +229,16 @@ def analyze_inputs(
         maps, heads, ff_bias, memory, attention, kernels, reduce, categories, precision
     ).checked()
     model, _ = resolve(model)
-    check_available(model, options.maps, options.ff_bias)
     if tokens is not None and tokenizer is not None:
         raise InputError("tokens and tokenizer both name the positions: give one of them")
     host = checked_inputs(model, inputs, "analyze_inputs")
+    check_available(model, options.maps, host, ff_bias=options.ff_bias)
     known: Any = None if tokens is None else [{"": named(row)} for row in tokens]
     if tokenizer is not None:
         known = row_tokens(model, tokenizer, host)
     warn_of_left_padding(model, host, stacklevel=2)
     signature = Signature(model, tokenizer, settings_of(model, options))
-    measure = Maps(model, options, signature)
+    measure = Maps(options, signature)
     moved = {k: v.to(model.device) if isinstance(v, Tensor) else v for k, v in host.items()}
     try:
         with model_failures(model, moved):
@@ -346,10 +346,9 @@ def _analyze_texts(
     if len({options.attention for options in views}) != 1:
         raise InputError("several views of a text share one pass: give them the same attention")
     for options in views:
-        check_available(model, options.maps, options.ff_bias)
+        check_available(model, options.maps, ff_bias=options.ff_bias)
     measures = [
-        Maps(model, options, signature.with_settings(settings_of(model, options)))
-        for options in views
+        Maps(options, signature.with_settings(settings_of(model, options))) for options in views
     ]
     make = partial(TextBatch, model, both.source, rows)
     on_gpu = model.device.type == "cuda"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from normscope.capture import Capture
 from normscope.decomposition.available import available
@@ -48,12 +48,11 @@ KEPT = {  # the axes of reductions and of arrays that accompany a map
 class Maps:
     """The measure of `analyze`: the maps of every attention call."""
 
-    def __init__(self, model: nn.Module, options: AnalysisOptions, signature: Signature) -> None:
+    def __init__(self, options: AnalysisOptions, signature: Signature) -> None:
         self.options, self.signature = options, signature
         self.maps = tuple(options.maps)
         self.heads = options.heads
         self.whole_layers = need_whole_layers(self.maps)
-        self.available = available(model) if self.whole_layers else {}
 
     @property
     def needs(self) -> Needs:
@@ -106,10 +105,13 @@ class Maps:
         """Return the maps that every layer of this part has."""
         if view.layer is None or not self.whole_layers:
             return list(self.maps)
+        memo = view.batch.memo
+        if available not in memo:  # the pass may have shown more of the model's layers
+            memo[available] = available(view.batch.model)
         # ALBERT's layers are in a list inside the one that counts as its stack.
         if view.layer.layout is None:
             return [name for name in self.maps if name in view.scopes]
-        names = self.available[view.layer.name.rpartition(".")[0], view.kind]
+        names = memo[available][view.layer.name.rpartition(".")[0], view.kind]
         return [name for name in self.maps if name in names]
 
     def _reduce(self, view: LayerView) -> Reduce:

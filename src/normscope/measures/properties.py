@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import AttentionKind, Capture
+from normscope.capture.layers import layer_around, layers_of
 from normscope.capture.projection import affine
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.norms import read_norm
@@ -31,7 +32,7 @@ from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.interrupts import shielded
 from normscope.foundation.shapes import Float
 from normscope.models.inventory import Inventory
-from normscope.models.layouts import layer_of, layout_of, part
+from normscope.models.layouts import part, scale_of
 from normscope.models.random_inputs import random_inputs
 from normscope.models.running import accepted_by
 from normscope.results.arrays import LabelledArray, is_int
@@ -262,15 +263,15 @@ def layernorm_scale(
 
 def _norm_of(model: nn.Module, captured: Capture) -> tuple[str, str, Tensor]:
     """Return place and path of an attention block's norm ("none" and "" if none), and its input."""
-    above, layer = layer_of(model, captured.name)
-    layout = layout_of(layer, getattr(model, "config", None))
+    above = layer_around(model, captured.name)
+    layer, layout = layers_of(model)[above]
     block = layout.cross if captured.kind == "cross" else layout.attention
     x, branch = captured.residual, captured.output
     if block is None or x is None:
         raise UnsupportedModelError(f"{captured.name}: its residual connection was not found")
     if block.after:
         branch = part(layer, block.branch)(branch) if block.branch else branch
-        branch = part(layer, block.scale) * branch if block.scale else branch
+        branch = scale_of(layer, block) * branch if block.scale else branch
         return "after", f"{above}.{block.after}", x + branch
     if block.branch:
         return "branch", f"{above}.{block.branch}", branch

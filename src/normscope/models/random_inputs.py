@@ -213,7 +213,7 @@ class _Drawing:
         main = getattr(self.model, "main_input_name", "")
         if self.reads("input_values") and main == "input_values":
             self.waveforms()
-        wanted = main == "input_features" or not self.inputs and "input_ids" in self.accepted
+        wanted = main == "input_features" or (not self.inputs and "input_ids" in self.accepted)
         if self.reads("input_features") and wanted:
             bins = self.first("num_mel_bins")
             frames = 2 * self.first("max_source_positions", default=8)
