@@ -112,7 +112,7 @@ class GatedDecomposition(AttentionDecomposition):
         return (weighted @ self.weight).norm(dim=-1).sum(dim=1)
 
     @property
-    def transformed_norm(self) -> Float[Tensor, "batch head key"]:  # type: ignore[override]
+    def transformed_norm(self) -> Float[Tensor, "batch head key"]:
         """Raise UnsupportedModelError: ‖f(x_j)‖ is another for every query."""
         raise UnsupportedModelError(
             f"{self.captured.name}: an elementwise gate acts between the heads and their output "

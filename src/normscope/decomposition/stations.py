@@ -138,8 +138,9 @@ class Stations:
         """Return what the feed-forward's branch adds to the residual."""
         ff = self.layout.ff
         core = ff.second if isinstance(ff, FeedForward) else ff.module
-        if ff.branch is None and core is None:  # no single module makes it
+        made_by = ff.branch or core
+        if made_by is None:  # no single module makes it
             whole = self.states.output if ff.after is None else self.states.given(ff.after)
             return whole - self.at("block")
-        output = self.states.output_of(ff.branch or core)
+        output = self.states.output_of(made_by)
         return output if self.ff_scale is None else self.ff_scale(output)

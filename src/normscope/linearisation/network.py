@@ -396,6 +396,8 @@ class Network(LeavableMode):
         return not torch.equal(choice[:half], choice[half:])
 
     def _linear(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        if "weight" in kwargs:
+            args = (*args, *(kwargs.pop(name) for name in ("weight", "bias") if name in kwargs))
         bias = args[2] if len(args) > 2 else kwargs.get("bias")
         if _is_state(args[1]):
             return self._unknown(func, args, kwargs)

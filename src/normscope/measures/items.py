@@ -47,9 +47,9 @@ def analyze_items(
             raise InputError("several views of an item share one pass: give them equal attention")
         measures = []
         for options in views:
-            check_available(model, options.maps)
+            check_available(model, options.maps, item.inputs, ff_bias=options.ff_bias)
             settings = settings_of(model, options) | {"processor": processor_name(processor)}
-            measures.append(Maps(model, options, signature.with_settings(settings)))
+            measures.append(Maps(options, signature.with_settings(settings)))
         stage("running the model, checking the maps")
         moved = item.moved(model)
         tokens = [item.tokens] if item.tokens else None
