@@ -262,5 +262,13 @@ def _states(output: Any) -> Any:
         states: Any = getattr(output, name, None)
         if hasattr(states, "dim"):
             return states.diagonal()[:, None] if name == "logits_per_image" else states
-    tensors = output if isinstance(output, tuple) else output.to_tuple()
-    return next(t for t in tensors if hasattr(t, "dim") and t.is_floating_point())
+    return next(_floats(output))
+
+
+def _floats(output: Any) -> Iterator[Any]:
+    """Yield every floating-point tensor of an output."""
+    if hasattr(output, "dim"):
+        yield from [output] * output.is_floating_point()
+    elif isinstance(output, Mapping | list | tuple):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _floats(part)

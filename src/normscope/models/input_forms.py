@@ -209,6 +209,7 @@ FORMS: dict[str, Form] = {
         "visual_attention_mask": ("ones", "batch", 4),
         "visual_token_type_ids": ("ones", "batch", 4),
     },
+    "vit_mae": {"noise": ("float", "batch", 16)},
     "vivit": _VIDEO,
     "vjepa2": {"pixel_values_videos": ("float", "batch", "frames_per_clip", 3, 16, 16)},
     "wav2vec2-bert": {

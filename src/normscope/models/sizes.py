@@ -83,7 +83,7 @@ PREFERRED = (
 # Types that do not run in float64: masks that overflow, or float32 in their own code.
 SINGLE = (
     *("autoformer", "fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "fsmt"),
-    *("gemma4_audio", "informer", "mra", "slanext", "xglm"),
+    *("ernie4_5_vl_moe", "gemma4_audio", "informer", "mra", "slanext", "tapas", "xglm"),
 )
 
 
