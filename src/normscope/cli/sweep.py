@@ -141,9 +141,9 @@ def _answer(connection: Connection) -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # some modules print when they are imported
-        os.dup2(nowhere.fileno(), 2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # some modules print when they are imported
+        os.dup2(nowhere, stream)
     warnings.simplefilter("ignore")
     logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -240,11 +240,14 @@ def one_entry(inputs: Mapping[str, Any]) -> Callable[[Any], Any]:
     Where an output has positions, that is a number of the last real one.
     """
     mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
+    rows = len(next(iter(inputs.values())))
 
     def entry(output: Any) -> Any:
         states = _states(output)
+        if states.dim() < 3 and len(states) != rows:  # the patches of all images, one after another
+            states = states.unflatten(0, (rows, -1))
         if states.dim() != 3:
-            return states.flatten(1)[:, 1:2]
+            return states.flatten(1)[:, -1:]
         if mask is None or mask.shape != states.shape[:2]:
             return states[:, -1, 1:2]
         last = mask.cumsum(1).argmax(1)
@@ -256,7 +259,16 @@ def one_entry(inputs: Mapping[str, Any]) -> Callable[[Any], Any]:
 def _states(output: Any) -> Any:
     """Return the first floating-point tensor of an output, one with known names before others."""
     for name in ("logits", "logits_per_image", "last_hidden_state"):
-        if hasattr(states := getattr(output, name, None), "dim"):
+        states: Any = getattr(output, name, None)
+        if hasattr(states, "dim"):
             return states.diagonal()[:, None] if name == "logits_per_image" else states
-    tensors = output if isinstance(output, tuple) else output.to_tuple()
-    return next(t for t in tensors if hasattr(t, "dim") and t.is_floating_point())
+    return next(_floats(output))
+
+
+def _floats(output: Any) -> Iterator[Any]:
+    """Yield every floating-point tensor of an output."""
+    if hasattr(output, "dim"):
+        yield from [output] * output.is_floating_point()
+    elif isinstance(output, Mapping | list | tuple):
+        for part in output.values() if isinstance(output, Mapping) else output:
+            yield from _floats(part)

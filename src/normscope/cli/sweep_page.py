@@ -19,7 +19,9 @@ LONGEST = 160  # characters of a reason in a table
 
 def counts_of(reports: Sequence[TypeReport]) -> dict[str, dict[str, int]]:
     """Return how many types had each status, by check."""
-    counts = {check: Counter(r.verdicts[check].status for r in checked(reports)) for check in CHECKS}
+    counts = {
+        check: Counter(r.verdicts[check].status for r in checked(reports)) for check in CHECKS
+    }
     return {check: {s: counts[check][s] for s in STATUSES} for check in CHECKS}
 
 

@@ -78,8 +78,8 @@ FORMS: dict[str, Form] = {
     },
     "gemma4_audio": {"input_features": ("float", "batch", 64, 128)},
     "granite4_vision": _TILES,
-    "granite_speech5_ctc": {"input_features": ("float", "batch", 32, "input_dim")},
-    "granite_speech5_encoder": {"input_features": ("float", "batch", 32, "input_dim")},
+    "granite_speech5_ctc": {"input_features": ("float", "batch", 32, 160)},
+    "granite_speech5_encoder": {"input_features": ("float", "batch", 32, 160)},
     "idefics": {**_IMAGES, "image_attention_mask": ("ones", "batch", "length", 1)},
     "idefics2": _IMAGES,
     "idefics3": _IMAGES,
@@ -89,11 +89,14 @@ FORMS: dict[str, Form] = {
         "qformer_attention_mask": ("ones", "batch", 5),
     },
     "instructblipvideo": {
-        "pixel_values": ("float", "batch", 2, *_IMAGE),
+        "pixel_values": ("float", "batch", 2, 3, "image_size", "image_size"),
         "qformer_input_ids": ("ids", "batch", 5),
         "qformer_attention_mask": ("ones", "batch", 5),
     },
-    "kimi_k25": {"pixel_values": ("float", "batch*16", 3, "patch_size", "patch_size")},
+    "kimi_k25": {
+        "pixel_values": ("float", "batch*16", 3, "patch_size", "patch_size"),
+        "image_grid_thw": ("value", [1, 4, 4]),
+    },
     "kimi_k25_vision": {
         "pixel_values": ("float", "batch*16", 3, "patch_size", "patch_size"),
         "grid_thw": ("value", [1, 4, 4]),
@@ -140,11 +143,14 @@ FORMS: dict[str, Form] = {
     "nemotron_asr_streaming": _FRAMES,
     "nemotron_asr_streaming_encoder": _FRAMES,
     "neomme": {
-        "pixel_values": ("float", "batch*16", "num_channels*patch_size*patch_size"),
+        "pixel_values": ("float", "batch*16", "3*patch_size*patch_size"),
         "image_grid_thw": ("value", [1, 4, 4]),
     },
     "oneformer": {"task_inputs": ("ids", "batch", "task_seq_len")},
-    "paddleocr_vl": {"pixel_values": ("float", 1, "batch*16", 3, "patch_size", "patch_size")},
+    "paddleocr_vl": {
+        "pixel_values": ("float", "batch*16", 3, "patch_size", "patch_size"),
+        "image_grid_thw": ("value", [1, 4, 4]),
+    },
     "paddleocr_vl_vision": {
         "pixel_values": ("float", 1, "batch*16", 3, "patch_size", "patch_size")
     },
@@ -184,6 +190,11 @@ FORMS: dict[str, Form] = {
     "timesformer": _VIDEO,
     "udop": {"bbox": ("float", "batch", "length", 4)},
     "ultravbert": _IMAGES,
+    "video_llama_3": {
+        "pixel_values": ("float", "batch*16", "num_channels*patch_size*patch_size"),
+        "image_grid_thw": ("value", [1, 4, 4]),
+        "image_merge_sizes": ("all", 2, "batch"),
+    },
     "video_llama_3_vision": {
         "pixel_values": ("float", "batch*16", "num_channels*patch_size*patch_size"),
         "grid_thw": ("value", [1, 4, 4]),
@@ -198,6 +209,7 @@ FORMS: dict[str, Form] = {
         "visual_attention_mask": ("ones", "batch", 4),
         "visual_token_type_ids": ("ones", "batch", 4),
     },
+    "vit_mae": {"noise": ("float", "batch", 16)},
     "vivit": _VIDEO,
     "vjepa2": {"pixel_values_videos": ("float", "batch", "frames_per_clip", 3, 16, 16)},
     "wav2vec2-bert": {

@@ -54,7 +54,9 @@ def random_inputs(
             f"{type(model).__name__} reads {', '.join(absent)}, for which there are no random "
             "inputs; give a batch of your own as inputs="
         )
-    return {name: tensor.to(model.device) for name, tensor in drawing.inputs.items()}
+    # Patches of several images follow one another: what has a row for each row comes first.
+    ordered = sorted(drawing.inputs, key=lambda name: len(drawing.inputs[name]) != batch)
+    return {name: drawing.inputs[name].to(model.device) for name in ordered}
 
 
 # What a model reads, by the beginnings of the names of its inputs.

@@ -1,9 +1,13 @@
-"""Sizes that make any model small: rules by the name of an attribute, and exceptions by type."""
+"""Sizes that make any model small: rules by the name of an attribute, and exceptions by type.
+
+Everything that `shrinking` knows of single types is data here.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+# Special ids, all below the ids that are drawn.
 TOKENS = {
     "bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "mask_token_id": 3,
     "decoder_start_token_id": 2, "cls_token_id": 0, "sep_token_id": 2, "unk_token_id": 3,
@@ -18,9 +22,11 @@ TOKENS = {
     "eod_token_id": 2, "eod_id": 2, "image_patch_id": 4,
 }  # fmt: skip
 
+# What is left as it is.
 KEPT = {
     "chunk_size_feed_forward", "id2label", "label2id", "dtype", "architectures", "return_dict",
-    "output_hidden_states", "problem_type", "transformers_version", "is_encoder_decoder", "model_type",
+    "output_hidden_states", "problem_type", "transformers_version", "is_encoder_decoder",
+    "model_type",
 }  # fmt: skip
 
 
@@ -28,10 +34,6 @@ def _shared_heads(number: int, config: Any) -> int:
     """Return half as many heads of keys and values as of queries, if they were fewer."""
     heads = getattr(config, "num_attention_heads", None) or getattr(config, "num_heads", number)
     return 1 if number == 1 else 4 if number == heads else 2
-
-
-def _name(*names: str) -> str:
-    return "|".join(names)
 
 
 # The first pattern that an attribute's whole name matches; no number becomes larger.
@@ -79,264 +81,251 @@ PREFERRED = (
 )
 
 # Types that do not run in float64: masks that overflow, or float32 in their own code.
-SINGLE = ("fsmt", "mra", "xglm")
+SINGLE = (
+    *("autoformer", "fastspeech2_conformer", "fastspeech2_conformer_with_hifigan", "fsmt"),
+    *("ernie4_5_vl_moe", "gemma4_audio", "informer", "mra", "slanext", "tapas", "xglm"),
+)
+
+
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def _mrope(*sections: int, **more: Any) -> dict[str, Any]:
-    """Return rotary positions in three directions, whose sections add up to half a head."""
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
-    return {"rope_parameters": rope | more}
+    """Return rotary positions in several directions, whose sections add up to half a head."""
+    return {"rope_parameters": {**_ROPE, "mrope_section": list(sections), **more}}
 
 
+_HYBRIDS = ["linear_attention", "hybrid", "linear_attention", "hybrid"]
+_SERIES = {"prediction_length": 4, "context_length": 8, "num_time_features": 1}
+_PYRAMID = {
+    "image_size": 64, "hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1],
+    "num_attention_heads": [1, 2, 2, 4],
+}  # fmt: skip
 _SWIN = {
-    "embed_dim": 16,
-    "depths": (1, 1, 1, 1),
-    "num_heads": (2, 2, 4, 4),
-    "window_size": 2,
+    "embed_dim": 16, "depths": (1, 1, 1, 1), "num_heads": (2, 2, 4, 4), "window_size": 2,
     "image_size": 64,
-}
+}  # fmt: skip
 _CONVNEXT = {"image_size": 64, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
 _WINDOWS = {"window_size": 16, "fullatt_block_indexes": [1]}
 _TILED = {"image_grid_pinpoints": [[16, 16]]}
 _SAM = {
-    "output_channels": 64,
-    "num_pos_feats": 32,
-    "window_size": 2,
-    "global_attn_indexes": [1],
+    "output_channels": 64, "num_pos_feats": 32, "window_size": 2, "global_attn_indexes": [1],
     "image_size": 16,
-}
+}  # fmt: skip
 _DINO = {
-    "model_type": "dinov2",
-    "hidden_size": 64,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "image_size": 16,
-    "patch_size": 4,
-    "out_features": ["stage1", "stage2", "stage3", "stage4"],
-    "reshape_hidden_states": False,
-    "apply_layernorm": True,
-}
+    "model_type": "dinov2", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "image_size": 16, "patch_size": 4, "out_features": ["stage1", "stage2", "stage3", "stage4"],
+    "reshape_hidden_states": False, "apply_layernorm": True,
+}  # fmt: skip
+_NECK = {
+    "backbone_config": _DINO, "neck_hidden_sizes": [8, 8, 8, 8], "reassemble_hidden_size": 64,
+    "fusion_hidden_size": 8,
+}  # fmt: skip
+_RESNET = {
+    "model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1], "out_features": ["stage4"],
+}  # fmt: skip
+_RESNET3 = {**_RESNET, "out_features": ["stage2", "stage3", "stage4"]}
+_DETR = {"backbone_config": _RESNET, "use_timm_backbone": False, "num_queries": 5}
+_RT_DETR = {
+    "backbone_config": {**_RESNET3, "model_type": "rt_detr_resnet"},
+    "encoder_in_channels": [8, 16, 16], "encoder_hidden_dim": 64,
+    "decoder_in_channels": [64, 64, 64], "num_queries": 5,
+}  # fmt: skip
+_HGNET = {"model_type": "hgnet_v2", "out_features": ["stage2", "stage3", "stage4"]}
+_OMNI = {"vision_start_token_id": 7, "vision_end_token_id": 8}
 
-
-# Sizes of types for which the rules are not enough; "text_config.head_dim" is inside.
+# Sizes of types for which the rules are not enough; "text_config.head_dim" is a number inside.
 EXCEPTIONS: dict[str, dict[str, Any]] = {
-    # ids
-    "bamba": {"attn_layer_indices": [1]},
-    "blt": {},
-    "codegen": {"rotary_dim": 8},
-    "cohere_compass_text": {},
-    "cosmos3_edge_text": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]}
-    },
-    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 1.5},
-    "deepseek_v2": {"num_experts_per_tok": 2},
-    "dots1": {
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "first_k_dense_replace": 1,
-    },
-    "ernie4_5_vl_moe_text": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [3, 3, 2]},
-        "moe_intermediate_size": [48, 32],
-    },
-    "esm": {"vocab_size": 100, "pad_token_id": 1, "mask_token_id": 3},
-    "glm4v_text": _mrope(2, 3, 3),
-    "glm4v_moe_text": _mrope(1, 1, 2, partial_rotary_factor=0.5),
-    "glm_image_text": _mrope(2, 3, 3),
-    "glm_ocr_text": _mrope(2, 3, 3),
-    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
-    "gptj": {"rotary_dim": 8},
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
-    "hunyuan_v1_dense": {"head_dim": 16},
-    "hunyuan_v1_moe": {"head_dim": 16},
-    "hunyuan_vl_text": {"head_dim": 16, **_mrope(2, 2, 2, 2)},
-    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "longcat_flash": {"head_dim": 8},
-    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
-    "ministral": {"head_dim": 16},
-    "nemotron": {"num_key_value_heads": 2},
-    "nemotron_h": {"n_groups": 1, "mamba_num_heads": 8, "mamba_head_dim": 16},
-    "qwen2_5_vl_text": _mrope(2, 3, 3),
-    "qwen2_vl_text": _mrope(2, 3, 3),
-    "reformer": {
-        "axial_pos_embds_dim": (32, 32),
-        "axial_pos_shape": (8, 8),
-        "attn_layers": ["local", "lsh"],
-        "local_attn_chunk_length": 4,
-        "lsh_attn_chunk_length": 4,
-    },
-    "xlstm": {"num_heads": 4, "qk_dim_factor": 1.0},
-    "xmod": {"default_language": "en_XX"},
-    "zamba": {
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "attention_hidden_size": 128,
-        "attention_head_dim": 32,
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
-    },
-    "zamba2": {
-        "attention_hidden_size": 128,
-        "attention_head_dim": 32,
-        "num_hidden_layers": 4,
-        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
-        "hybrid_layer_ids": [1, 3],
-    },
-    # images
     "align": {"vision_config.image_size": 64},
     "align_vision_model": {
-        "image_size": 64,
-        "width_coefficient": 0.25,
-        "depth_coefficient": 0.2,
+        "image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2,
         "num_hidden_layers": 4,
     },
     "aria": {"projector_patch_to_query_dict": {16: 4}},
-    "chmv2": {},
-    "donut-swin": _SWIN,
-    "maskformer-swin": _SWIN,
-    "swin": _SWIN,
-    "swinv2": {**_SWIN, "pretrained_window_sizes": (0, 0, 0, 0)},
-    "swin2sr": {
-        "embed_dim": 16,
-        "depths": (1, 1),
-        "num_heads": (2, 4),
-        "window_size": 2,
-        "image_size": 16,
-        "patch_size": 1,
+    "audio-spectrogram-transformer": {
+        "max_length": 32, "num_mel_bins": 16, "frequency_stride": 4, "time_stride": 4,
     },
+    "autoformer": _SERIES,
+    "bamba": {"attn_layer_indices": [1]},
+    "blip-2": {"image_token_index": 4, "num_query_tokens": 4},
+    "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5}},
     "clap_audio_model": {
-        "depths": (1, 1, 1, 1),
-        "num_attention_heads": (2, 2, 4, 4),
-        "patch_embeds_hidden_size": 16,
-        "hidden_size": 128,
-        "spec_size": 64,
-        "num_mel_bins": 16,
+        "depths": (1, 1, 1, 1), "num_attention_heads": (2, 2, 4, 4),
+        "patch_embeds_hidden_size": 16, "hidden_size": 128, "spec_size": 64, "num_mel_bins": 16,
         "window_size": 2,
     },
-    "efficientnet": {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2},
+    "clvp_encoder": {"projection_dim": 64, "num_attention_heads": 2},
+    "codegen": {"rotary_dim": 8},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": _ROPE, "sliding_attention": _ROPE},
+    },
+    "conditional_detr": _DETR,
     "convnext": _CONVNEXT,
     "convnextv2": _CONVNEXT,
+    "cosmos3_edge_text": _mrope(3, 3, 2),
+    "cvt": {"embed_dim": [16, 32, 32], "num_heads": [1, 2, 2], "depth": [1, 1, 1]},
+    "d_fine": {**_RT_DETR, "backbone_config": _HGNET},
+    "dab-detr": _DETR,
+    "dbrx": {"attn_config.rope_theta": 10000.0, "attn_config.clip_qkv": 1.5},
+    "decision_transformer": {"max_ep_len": 16},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "deformable_detr": {**_DETR, "backbone_config": _RESNET3},
+    "depth_anything": _NECK,
+    "detr": _DETR,
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32},
     "dinov3_convnext": _CONVNEXT,
-    "florence2_vision": {},
-    "gemma3": {"mm_tokens_per_image": 4},
-    "shieldgemma2": {"mm_tokens_per_image": 4},
-    "t5gemma2": {"encoder.mm_tokens_per_image": 4},
-    "t5gemma2_encoder": {"mm_tokens_per_image": 4},
-    "qwen2_5_vl_vision": _WINDOWS,
+    "donut-swin": _SWIN,
+    "dots1": {
+        "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1,
+        "first_k_dense_replace": 1,
+    },
+    "efficientnet": {"image_size": 64, "width_coefficient": 0.25, "depth_coefficient": 0.2},
+    "emu3": {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 6}},
+    "ernie4_5_vl_moe_text": {"moe_intermediate_size": [48, 32], **_mrope(3, 3, 2)},
+    "esm": {"vocab_size": 100, "pad_token_id": 1, "mask_token_id": 3},
     "exaone4_5_vision": _WINDOWS,
-    "qwen2_5_omni_vision_encoder": _WINDOWS,
+    "gemma3": {"mm_tokens_per_image": 4},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
+    "glm4v_moe_text": _mrope(1, 1, 2, partial_rotary_factor=0.5),
+    "glm4v_text": _mrope(2, 3, 3),
+    "glm_image_text": _mrope(2, 3, 3),
+    "glm_ocr_text": _mrope(2, 3, 3),
+    "glpn": {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
+    "gptj": {"rotary_dim": 8},
+    "granite4_vision": _TILED,
+    "granite_speech5_ctc": {"encoder_config.context_size": 8},
+    "granite_speech5_encoder": {"context_size": 8},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
+    "grounding-dino": {"num_queries": 5},
+    "hiera": {
+        "image_size": [32, 32], "embed_dim": 16, "depths": [1, 1, 1, 1], "num_heads": [1, 2, 4, 8],
+    },
+    "hunyuan_v1_dense": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16},
+    "hunyuan_vl_text": {"head_dim": 16, **_mrope(2, 2, 2, 2)},
     "hyperclovax_vision_v2": {"vision_config.window_size": 16},
+    "informer": _SERIES,
+    "instructblip": {"image_token_index": 4, "num_query_tokens": 4},
+    "instructblipvideo": {"video_token_index": 5, "num_query_tokens": 4},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4},
+    "kyutai_speech_to_text": {"codebook_vocab_size": 100},
+    "layoutlmv3": {"coordinate_size": 11, "shape_size": 10, "hidden_size": 64, "input_size": 64},
+    "levit": {
+        "image_size": 64, "hidden_sizes": (16, 24, 32), "num_attention_heads": (2, 2, 2),
+        "key_dim": (8, 8, 8), "depths": (1, 1, 1),
+        "down_ops": [["Subsample", 8, 2, 4, 2, 2], ["Subsample", 8, 3, 4, 2, 2]],
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lilt": {"hidden_size": 96},
+    "llama4_text": {"num_experts_per_tok": 1},
+    "llama4_vision_model": {
+        "intermediate_size": 256, "vision_output_dim": 64, "projector_input_dim": 64,
+        "projector_output_dim": 64,
+    },
     "llava_next": _TILED,
     "llava_next_video": _TILED,
     "llava_onevision": _TILED,
-    "granite4_vision": _TILED,
-    "llama4_vision_model": {
-        "intermediate_size": 256,
-        "vision_output_dim": 64,
-        "projector_input_dim": 64,
-        "projector_output_dim": 64,
+    "longcat_flash": {"head_dim": 8},
+    "lw_detr_vit": {
+        "image_size": 32, "pretrain_image_size": 32, "num_windows": 4, "window_block_indices": [0],
     },
-    "llama4_text": {"num_experts_per_tok": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+    "mask2former": {"num_queries": 5},
+    "maskformer-swin": _SWIN,
+    "mgp-str": {"image_size": [16, 32]},
+    "mimi": {
+        "upsample_groups": 64, "num_filters": 8, "num_quantizers": 2, "codebook_size": 16,
+        "vector_quantization_hidden_dimension": 16, "codebook_dim": 16,
+    },
+    "ministral": {"head_dim": 16},
+    "mllama_text_model": {"cross_attention_layers": [1]},
     "mllama_vision_model": {
-        "num_global_layers": 1,
-        "attention_heads": 4,
-        "intermediate_layers_indices": [0, 1],
+        "num_global_layers": 1, "attention_heads": 4, "intermediate_layers_indices": [0, 1],
         "vision_output_dim": 192,
     },
-    "mllama_text_model": {"cross_attention_layers": [1]},
-    "blip-2": {"image_token_index": 4, "num_query_tokens": 4},
-    "instructblip": {"image_token_index": 4, "num_query_tokens": 4},
-    "instructblipvideo": {"video_token_index": 5, "num_query_tokens": 4},
-    "sam_vision_model": _SAM,
-    "sam_hq_vision_model": _SAM,
-    "sam_prompt_encoder": {"image_embedding_size": 4},
-    "sam_hq_prompt_encoder": {"image_embedding_size": 4},
-    "sam_mask_decoder": {"iou_head_hidden_dim": 32},
-    "siglip2_vision_model": {"num_patches": 16},
-    "layoutlmv3": {"coordinate_size": 11, "shape_size": 10, "hidden_size": 64, "input_size": 16},
-    "layoutlm": {},
-    "lilt": {},
-    "vitpose_backbone": {"image_size": [16, 16], "patch_size": [4, 4]},
-    "yolos": {"image_size": [16, 16], "num_detection_tokens": 3},
-    "videomae": {"num_frames": 4},
-    "vivit": {"num_frames": 4, "tubelet_size": [2, 4, 4]},
-    "timesformer": {"num_frames": 2},
-    "xclip": {"vision_config.num_frames": 2},
-    "vjepa2": {"frames_per_clip": 4, "crop_size": 16, "pred_hidden_size": 48},
-    "levit": {
-        "image_size": 64,
-        "hidden_sizes": (16, 24, 32),
-        "num_attention_heads": (2, 2, 2),
-        "key_dim": (8, 8, 8),
-        "depths": (1, 1, 1),
-        "down_ops": [["Subsample", 8, 2, 4, 2, 2], ["Subsample", 8, 3, 4, 2, 2]],
-    },
-    "pvt": {
-        "image_size": 64,
-        "hidden_sizes": [16, 16, 32, 32],
-        "depths": [1, 1, 1, 1],
-        "num_attention_heads": [1, 2, 2, 4],
-    },
-    "pvt_v2": {
-        "image_size": 64,
-        "hidden_sizes": [16, 16, 32, 32],
-        "depths": [1, 1, 1, 1],
-        "num_attention_heads": [1, 2, 2, 4],
-    },
-    "hiera": {
-        "image_size": [32, 32],
-        "embed_dim": 16,
-        "depths": [1, 1, 1, 1],
-        "num_heads": [1, 2, 4, 8],
-    },
-    "cvt": {"embed_dim": [16, 32, 32], "num_heads": [1, 2, 2], "depth": [1, 1, 1]},
-    "segformer": {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
-    "glpn": {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
+    "mm-grounding-dino": {"num_queries": 5},
     "mobilevit": {
-        "image_size": 64,
-        "hidden_sizes": [16, 24, 32],
+        "image_size": 64, "hidden_sizes": [16, 24, 32],
         "neck_hidden_sizes": [8, 8, 8, 16, 16, 16, 32],
     },
     "mobilevitv2": {"image_size": 64, "base_attn_unit_dims": [16, 24, 32]},
-    "depth_anything": {
-        "backbone_config": _DINO,
-        "neck_hidden_sizes": [8, 8, 8, 8],
-        "reassemble_hidden_size": 64,
-        "fusion_hidden_size": 8,
-    },
-    "mgp-str": {"image_size": [16, 32]},
-    "seggpt": {
-        "image_size": [32, 16],
-        "pretrain_image_size": 16,
-        "intermediate_hidden_state_indices": [0, 1],
-        "merge_index": 0,
-    },
-    # sounds
-    "audio-spectrogram-transformer": {
-        "max_length": 32,
-        "num_mel_bins": 16,
-        "frequency_stride": 4,
-        "time_stride": 4,
-    },
-    "granite_speech5_ctc": {"encoder_config.context_size": 8},
-    "granite_speech5_encoder": {"context_size": 8},
+    "moonshine_streaming": {"num_key_value_heads": 4, "decoder_start_token_id": 2},
+    "nemotron": {"num_key_value_heads": 2},
+    "nemotron_h": {"n_groups": 1, "mamba_num_heads": 8, "mamba_head_dim": 16},
+    "paddleocr_vl_text": _mrope(2, 3, 3),
     "parakeet_encoder": {"subsampling_conv_channels": 16, "num_mel_bins": 16},
-    "moonshine": {},
-    "speech_to_text": {"input_feat_per_channel": 16, "conv_channels": 32},
-    "whisper": {"num_mel_bins": 6, "max_source_positions": 8},
-    "autoformer": {"prediction_length": 4, "context_length": 8, "num_time_features": 1},
-    "informer": {"prediction_length": 4, "context_length": 8, "num_time_features": 1},
-    "time_series_transformer": {
-        "prediction_length": 4,
-        "context_length": 8,
-        "num_time_features": 1,
-    },
     "patchtst": {"context_length": 32},
     "perceiver": {"num_latents": 8, "d_latents": 64, "d_model": 64},
-    "decision_transformer": {"max_ep_len": 16},
-    "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5}},
-    "emu3": {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 6}},
-}
+    "prompt_depth_anything": _NECK,
+    "pvt": _PYRAMID,
+    "pvt_v2": _PYRAMID,
+    "qwen2_5_omni_talker": _mrope(2, 3, 3),
+    "qwen2_5_omni_text": _mrope(2, 3, 3),
+    "qwen2_5_omni_thinker": _OMNI,
+    "qwen2_5_omni_vision_encoder": _WINDOWS,
+    "qwen2_5_vl_text": _mrope(2, 3, 3),
+    "qwen2_5_vl_vision": _WINDOWS,
+    "qwen2_vl_text": _mrope(2, 3, 3),
+    "qwen3_asr_encoder": {"n_window": 8, "n_window_infer": 16},
+    "qwen3_omni_moe_text": _mrope(2, 3, 3),
+    "qwen3_omni_moe_thinker": _OMNI,
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+    },
+    "reformer": {
+        "axial_pos_embds_dim": (32, 32), "axial_pos_shape": (8, 8),
+        "attn_layers": ["local", "lsh"], "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
+    },
+    "rf_detr": {"num_queries": 5, "group_detr": 1},
+    "rt_detr": _RT_DETR,
+    "rt_detr_v2": _RT_DETR,
+    "sam_hq_prompt_encoder": {"image_embedding_size": 4},
+    "sam_hq_vision_model": _SAM,
+    "sam_mask_decoder": {"iou_head_hidden_dim": 32},
+    "sam_prompt_encoder": {"image_embedding_size": 4},
+    "sam_vision_model": _SAM,
+    "segformer": {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
+    "seggpt": {
+        "image_size": [32, 16], "pretrain_image_size": 16,
+        "intermediate_hidden_state_indices": [0, 1], "merge_index": 0,
+    },
+    "shieldgemma2": {"mm_tokens_per_image": 4},
+    "siglip2_vision_model": {"num_patches": 16},
+    "speech_to_text": {"input_feat_per_channel": 16, "conv_channels": 32},
+    "step3p5": {"sliding_window": 4},
+    "superpoint": {"descriptor_decoder_dim": 64, "keypoint_decoder_dim": 65},
+    "swin": _SWIN,
+    "swin2sr": {
+        "embed_dim": 16, "depths": (1, 1), "num_heads": (2, 4), "window_size": 2, "image_size": 16,
+        "patch_size": 1,
+    },
+    "swinv2": {**_SWIN, "pretrained_window_sizes": (0, 0, 0, 0)},
+    "t5gemma2": {"encoder.mm_tokens_per_image": 4, "image_token_index": 4},
+    "t5gemma2_encoder": {"mm_tokens_per_image": 4},
+    "table-transformer": _DETR,
+    "time_series_transformer": _SERIES,
+    "timesformer": {"num_frames": 2},
+    "tvp": {"max_img_size": 64, "visual_prompt_size": 8},
+    "videomae": {"num_frames": 4},
+    "vipllava": {"vision_feature_layers": [-1]},
+    "vitmatte": {"fusion_hidden_sizes": [8, 8, 8, 8]},
+    "vitpose_backbone": {"image_size": [16, 16], "patch_size": [4, 4]},
+    "vivit": {"num_frames": 4, "tubelet_size": [2, 4, 4]},
+    "vjepa2": {"frames_per_clip": 4, "crop_size": 16, "pred_hidden_size": 48},
+    "whisper": {"num_mel_bins": 6, "max_source_positions": 8},
+    "xclip": {"vision_config.num_frames": 2},
+    "xlstm": {"num_heads": 4, "qk_dim_factor": 1.0},
+    "xmod": {"default_language": "en_XX"},
+    "yolos": {"image_size": [16, 16], "num_detection_tokens": 3},
+    "zamba": {
+        "attn_layer_period": 2, "attn_layer_offset": 1, "attention_hidden_size": 128,
+        "attention_head_dim": 32, "num_hidden_layers": 4, "layers_block_type": _HYBRIDS,
+    },
+    "zamba2": {
+        "attention_hidden_size": 128, "attention_head_dim": 32, "num_hidden_layers": 4,
+        "layers_block_type": _HYBRIDS, "hybrid_layer_ids": [1, 3],
+    },
+}  # fmt: skip
