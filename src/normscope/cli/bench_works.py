@@ -41,8 +41,8 @@ from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import (
     ANALYSES,
+    BLOCK_MAPS,
     HEAD_MAPS,
-    NAMES,
     NORMS,
     WEIGHTS,
     behind_feed_forward,
@@ -66,7 +66,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "2020": HEAD_MAPS,
     "four": FOUR,
     "2021": ANALYSES,
-    "2024": tuple(behind_feed_forward(NAMES)),
+    "2024": tuple(behind_feed_forward(BLOCK_MAPS)),
     "reduce": tuple(scope.name for scope in by_vectors(ANALYSES)),
     ATTRIBUTE: (),
     TEXTS: FOUR,

@@ -171,45 +171,53 @@ class Replays:
         simple = all(isinstance(v, Tensor | int | float | str | None) for v in inputs.values())
         # Pixels of several images may follow each other, whatever row they belong to.
         self.repeatable = simple and all(len(tensor) == self.rows for tensor in tensors)
+        self.looked: dict[Run, LayerRun] = {}
         self.wanted: dict[Run, list[str]] = {}
         self.results: dict[Run, ReplayedLayer] = {}
 
     def run(self) -> dict[Run, ReplayedLayer]:
         """Push everything through the model, and return what comes from replay, by layer."""
+        kinds: tuple[Kind, ...] = ("self", "cross")
+        layouts = [layout for _, layout in self.layers.values()]
+        if not any(
+            self.choose(layout, kind) for layout in layouts for kind in kinds if _has(layout, kind)
+        ):
+            return {}
         refuse_without_gradients(self.model)
         with self._prepared():
             runs: list[LayerRun] = []
-            self._pass(Push("nothing"), {}, runs.append)
-            kinds = {(run.path, run.number): self._kind(run) for run in runs}
-            self.wanted = {
-                (run.path, run.number): names
-                for run in runs
-                if (names := self._wanted(run, kinds[run.path, run.number]))
-            }
+            self._pass(Push("nothing"), runs.append)
+            for run in runs:
+                place = run.path, run.number
+                run.kind = self._kind(run)
+                self.looked[place] = run
+                if names := self._wanted(run):
+                    self.wanted[place] = names
             if not self.wanted:
                 return {}
-            self._pass(Push("constants"), kinds, self._add_constants)
-            if any(kinds[place] == "cross" for place in self.wanted):
-                self._pass(Push("residual"), kinds, self._add_residual)
-            self._push_keys(runs, kinds)
+            self._pass(Push("constants"), self._add_constants)
+            if any(self.looked[place].kind == "cross" for place in self.wanted):
+                self._pass(Push("residual"), self._add_residual)
+            self._push_keys()
         return self.results
 
     def _kind(self, run: LayerRun) -> Kind:
         return self.preferred if self.preferred in run.keys else next(iter(run.keys), "self")
 
-    def _wanted(self, run: LayerRun, kind: Kind) -> list[str]:
+    def _wanted(self, run: LayerRun) -> list[str]:
         layout = self.layers[run.path][1]
-        return list(self.choose(layout, kind)) if run.keys else []
+        return list(self.choose(layout, run.kind)) if run.keys else []
 
-    def _push_keys(self, runs: Sequence[LayerRun], kinds: Mapping[Run, Kind]) -> None:
-        places = [(run.path, run.number) for run in runs]
-        pairs = zip(runs, places, strict=True)
-        counts = [run.keys[kinds[place]] for run, place in pairs if place in self.wanted]
-        longest = max(run.shape[1] for run in runs)
-        together = max(1, POSITIONS // (self.rows * longest)) if self.repeatable else 1
-        for first in range(0, max(counts), together):
-            keys = tuple(range(first, min(first + together, max(counts))))
-            self._pass(Push("keys", keys), kinds, partial(self._add_keys, keys))
+    def _push_keys(self) -> None:
+        runs = [self.looked[place] for place in self.wanted]
+        count = max(run.keys[run.kind] for run in runs)
+        lengths = {run.shape[1] for run in self.looked.values()}
+        together = max(1, POSITIONS // (self.rows * max(lengths))) if self.repeatable else 1
+        while together > 1 and self.rows * together in lengths:
+            together -= 1  # rows and positions can then be told apart by their number
+        for first in range(0, count, together):
+            keys = tuple(range(first, min(first + together, count)))
+            self._pass(Push("keys", keys), partial(self._add_keys, keys))
 
     @shielded
     def _prepared(self) -> Iterator[None]:
@@ -221,9 +229,7 @@ class Replays:
             stack.enter_context(plain_experts(self.model))
             yield
 
-    def _pass(
-        self, push: Push, kinds: Mapping[Run, Kind], report: Callable[[LayerRun], None]
-    ) -> None:
+    def _pass(self, push: Push, report: Callable[[LayerRun], None]) -> None:
         repeats = max(1, len(push.keys))
         structure, inventory = structure_of(self.model), Inventory(self.model)
         watched = {
@@ -234,7 +240,8 @@ class Replays:
             if push.part == "nothing" or (run.path, run.number) in self.wanted:
                 report(run)
 
-        network = Replay(structure, inventory, repeats * self.rows, push, watched, kinds, reported)
+        rows = repeats * self.rows
+        network = Replay(structure, inventory, rows, push, watched, self.looked, reported)
         self.network = network
         with networks_kept(), network.hooked(), dual_level():
             inputs = self._repeated(repeats)
@@ -297,3 +304,7 @@ class Replays:
             choices = max(1, len(parts) // (self.rows * len(keys)))
             parts = parts.unflatten(0, (-1, len(keys), choices)).transpose(0, 1).flatten(1, 2)
             scope.add_keys(parts, keys[0], own=run.kind == "self")
+
+
+def _has(layout: Layout | None, kind: Kind) -> bool:
+    return kind == "self" or (layout is not None and layout.cross is not None)

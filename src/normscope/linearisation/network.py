@@ -379,7 +379,10 @@ class Network(LeavableMode):
         # On a GPU, to count zeros is cheaper than to wait for the answer.
         if constant is not None and (constant.is_cuda or bool((constant != 0).any())):
             counted = self.count(args[0] if value is None else value, constant, part="word")
-            value = None if value is None else counted
+            if value is not None:
+                value = counted
+            elif counted is not args[0]:
+                args[0].copy_(counted)
         return value
 
     def _refuse_other_masks(self, func: Any, args: Arguments, kwargs: Keywords) -> None:
