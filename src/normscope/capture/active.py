@@ -7,7 +7,7 @@ that runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from normscope.capture.recorder import Recorder
+from normscope.foundation.interrupts import shielded
 
 ACTIVE: ContextVar[tuple[Recorder, ...]] = ContextVar("normscope_active", default=())
 # While a CUDA graph of a batch without padding is recorded in this thread: the shapes of the masks
@@ -59,6 +60,16 @@ def note_replays(output: Any) -> None:
 def forget_replays() -> None:
     """Forget all backward passes; called when the last capture has closed."""
     _REPLAYS.clear()
+
+
+@shielded
+def unseen() -> Iterator[None]:
+    """Let this thread run a model inside the context without any capture seeing it."""
+    token = ACTIVE.set(())
+    try:
+        yield
+    finally:
+        ACTIVE.reset(token)
 
 
 def left_to_model(recorders: list[Recorder]) -> bool:

@@ -233,6 +233,8 @@ class Follower:
             raise NotFollowed
         if name in _SAME:
             return [a]
+        if name == "view":  # of a copy, where the tensor itself was made contiguous
+            return a.moved(lambda tensor: tensor.reshape(*args[1:]))
         if name in _MOVES:
             return a.moved(lambda tensor: func(tensor, *args[1:], **kwargs))
         if name in ("rms_norm", "layer_norm"):

@@ -22,6 +22,7 @@ from torch import Tensor
 from normscope.capture.follow import NotFollowed, Trail
 from normscope.capture.scores import Scores
 from normscope.foundation.shapes import Float, Int
+from normscope.foundation.torch_settings import without_grad
 
 if TYPE_CHECKING:
     from normscope.capture.recorder import Pending
@@ -75,6 +76,29 @@ class _Summand:
     factors: dict[int, Tensor | float]  # held: (batch, query, features), or the same for all
 
 
+@without_grad
+def scale_of(
+    alpha: Float[Tensor, "batch head query key"],
+    value: Float[Tensor, "batch kv_head key head_size"],
+    mixed: Float[Tensor, "batch query head head_size"],
+) -> Float[Tensor, "batch head query"] | None:
+    """Return by what the output of each head differs from Σ_j αv; None if it does not.
+
+    An attention function may scale its output, and return weights without the scale: a sink that is
+    computed apart from the softmax. The output is read, so that the scale is that of the model.
+    """
+    wide = torch.promote_types(mixed.dtype, torch.float32)
+    value = value.to(wide).repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
+    expected, real = alpha.to(wide) @ value, mixed.to(wide).transpose(1, 2)
+    bound = torch.finfo(mixed.dtype).eps ** 0.75 * (alpha.abs().to(wide) @ value.abs())
+    if bool(((real - expected).abs() <= bound).all()) or not bool(real.isfinite().all()):
+        return None
+    squares = torch.linalg.vecdot(expected, expected)
+    scale = torch.linalg.vecdot(real, expected) / squares.clamp_min(torch.finfo(wide).tiny)
+    gap = (real - scale.unsqueeze(-1) * expected).abs()
+    return scale if bool((gap <= bound * (1 + scale.abs().unsqueeze(-1))).all()) else None
+
+
 def hold(
     trail: Trail,
     calls: Sequence[Pending],
@@ -87,6 +111,8 @@ def hold(
     Raises:
         NotFollowed: it has no such form.
     """
+    if any(call.scale is not None for call in calls):
+        raise NotFollowed  # two scales, one of which is in the heads' output already
     wide = torch.promote_types(weight.dtype, torch.float32)
     weight = weight.to(wide)
     if trail.constant is not None:

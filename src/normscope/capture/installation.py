@@ -115,12 +115,20 @@ def _add_hooks(inventory: Inventory, installed: ExitStack) -> None:
     for attention in inventory.attention:
         before(attention, lambda r, m, a, k: r.attention_begins(m, a, k))
         # Also called after an exception in the module, then without an output.
-        after(attention, lambda r, m, a, y: r.attention_ends(m, y is not None), always_call=True)
+        after(attention, lambda r, m, a, y: r.attention_ends(m, y), always_call=True)
     for norm in inventory.norms:
         after(norm, lambda r, m, a, y: r.norm_ran(_first(a), y) if isinstance(y, Tensor) else None)
     for linear in inventory.linear:
         before(linear, lambda r, m, a, k: r.linear_begins(m, _first((*a, *k.values()))))
         after(linear, lambda r, m, a, y: r.linear_ends(m, y))
+    for convolution in inventory.pointwise:  # (batch, features, position)
+        before(convolution, lambda r, m, a, k: r.linear_begins(m, _turned(_first(a))))
+        after(convolution, lambda r, m, a, y: r.linear_ends(m, _turned(y)))
+
+
+def _turned(states: Any) -> Tensor | None:
+    turnable = isinstance(states, Tensor) and states.dim() == 3
+    return states.transpose(1, 2) if turnable else None
 
 
 def _first(values: Iterable[Any]) -> Tensor | None:

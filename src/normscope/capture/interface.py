@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture.active import UNPADDED, active, left_to_model, recomputing, replaying
+from normscope.capture.held import scale_of
 from normscope.capture.plain import is_causal, is_plain, is_plain_call, scores_of
 from normscope.capture.recorder import Pending, Recorder
 from normscope.capture.scores import lowest
@@ -126,8 +127,12 @@ def _attention(
             "attention weights"
         )
     mixed = mixed.contiguous()  # so that the projection's input shares its memory
+    known = all(module in recorder.inventory.straight for recorder in recorders)
+    scale = None if known else scale_of(alpha, value, mixed)
     for recorder in recorders:
-        recorder.attended_by(Pending(module, "interface", alpha, value, mixed, attention_mask))
+        pending = Pending(module, "interface", alpha, value, mixed, attention_mask)
+        pending.scale = scale
+        recorder.attended_by(pending)
     return mixed, alpha
 
 

@@ -12,7 +12,7 @@ from normscope.errors import UnsupportedModelError
 from normscope.foundation.shapes import Float
 from normscope.foundation.torch_settings import without_grad
 from normscope.kernels.gram import wide_product
-from normscope.models.inventory import is_conv1d
+from normscope.models.inventory import is_conv1d, is_pointwise
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,8 @@ def affine(module: nn.Module, name: str, read: Tensor) -> tuple[Tensor, Tensor |
     Raises:
         UnsupportedModelError: the module is not an affine map.
     """
+    if is_pointwise(module):
+        return _convolution(module)
     own = _own(module)
     if own is not None and (
         _is_ordinary(module)
@@ -74,8 +76,8 @@ def affine(module: nn.Module, name: str, read: Tensor) -> tuple[Tensor, Tensor |
     like = next((p for p in module.parameters() if p.is_floating_point()), read)
     options: Any = {"dtype": like.dtype, "device": read.device}
     with torch.autocast(read.device.type, enabled=False):
-        bias = module(torch.zeros(1, 1, read.shape[-1], **options))[0, 0]
-        weight = module(torch.eye(read.shape[-1], **options)[None])[0] - bias
+        bias = _applied(module, torch.zeros(1, 1, read.shape[-1], **options))[0, 0]
+        weight = _applied(module, torch.eye(read.shape[-1], **options)[None])[0] - bias
     if _agrees(module, weight, bias, read):
         return weight, bias
     raise UnsupportedModelError(
@@ -83,6 +85,20 @@ def affine(module: nn.Module, name: str, read: Tensor) -> tuple[Tensor, Tensor |
         "(dropout in an adapter, quantised activations), so each token's share of its output is "
         "not defined. Use model.eval(), merge the adapter, or load the model unquantised."
     )
+
+
+def _applied(module: nn.Module, states: Tensor) -> Tensor:
+    """Return what a module makes of some states; a scale of its output beside it is None."""
+    output: Any = module(states)
+    made: Tensor = output[0] if isinstance(output, tuple) else output
+    return made
+
+
+def _convolution(module: Any) -> tuple[Tensor, Tensor | None]:
+    """Return weight and bias of a convolution of one position; each group has its own features."""
+    blocks = module.weight.detach()[..., 0].chunk(module.groups, dim=0)
+    weight = torch.block_diag(*blocks).T
+    return weight, None if module.bias is None else module.bias.detach()
 
 
 def _own(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
@@ -111,7 +127,7 @@ def _agrees(module: nn.Module, weight: Tensor, bias: Tensor | None, read: Tensor
     row = torch.randn(1, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(weight)
     bias = torch.zeros_like(weight[0]) if bias is None else bias.to(weight)
     with torch.autocast(read.device.type, enabled=False):
-        output = module(row[None].to(read.device))[0].to(weight)
+        output = _applied(module, row[None].to(read.device))[0].to(weight)
     size = row.abs() @ (weight.abs() + bias.abs()) + bias.abs()
     gap = (output - (row @ weight + bias)).abs()
     return bool((gap <= 16 * torch.finfo(weight.dtype).eps * size).all())

@@ -18,8 +18,9 @@ from normscope.kernels.gram import wide_matmul
 
 AttentionKind = Literal["self", "cross"]
 # interface: by transformers' attention interface. watched: as a product of a softmax with values.
-# fused: as queries and keys of the model's own sdpa attention.
-CapturePath = Literal["interface", "watched", "fused"]
+# fused: as queries and keys of the model's own sdpa attention. probed: as the response of the
+# module to other values.
+CapturePath = Literal["interface", "watched", "fused", "probed"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,6 +43,7 @@ class Capture:
     batch_first: bool  # False if the module itself puts the query axis first
     mask: Tensor | None  # the mask passed to the attention function, unchanged
     held: Held | None = None  # what acts on the heads' output before the projection
+    extra: int = 0  # positions, the last ones, that are no tokens: global tokens of an encoder
 
     def __repr__(self) -> str:
         batch, heads, queries, keys = self.shape
@@ -82,6 +84,11 @@ class Capture:
         """Return what multiplies the vectors of some queries: α, times a scale that is held."""
         alpha, scale = self.rows(queries), None if self.held is None else self.held.scale
         return alpha if scale is None else alpha * scale[:, :, queries].unsqueeze(-1)
+
+    @property
+    def signed(self) -> bool:
+        """Whether what multiplies the vectors may be negative."""
+        return self.held is not None or self.path == "probed"
 
     @property
     def gate(self) -> Float[Tensor, "batch query head head_size"] | None:
@@ -158,7 +165,7 @@ class Capture:
         The worst of all heads, for every query. It compares the recorded weights and values with
         what the model itself made of them.
         """
-        if self.held is not None:
+        if self.signed:
             return self._held_gap()
         batch, heads, queries, _ = self.shape
         size: Tensor | None

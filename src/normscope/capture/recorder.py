@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from normscope.capture.follow import Follower, NotFollowed, Trail
-from normscope.capture.held import HeldAttention, hold
+from normscope.capture.held import Held, HeldAttention, hold
+from normscope.capture.probing import first_tensor, probe
 from normscope.capture.projection import Projection, affine, projection_of
 from normscope.capture.record import AttentionKind, Capture, CapturePath
 from normscope.capture.scores import Scores
 from normscope.errors import UnsupportedModelError
-from normscope.models.inventory import Inventory, reads_other_states
+from normscope.models.inventory import Inventory, reads_other_states, uses_interface
 from normscope.models.walk import modules
 
 
@@ -33,6 +34,10 @@ class Pending:
     projection: nn.Module | None = None
     merged: Tensor | None = None  # the input of the projection
     trail: Trail | None = None  # how that was made, if not of the heads alone
+    scale: Tensor | None = None  # of the output of the heads, (batch, head, query); not in α
+    extra: int = 0  # positions, the last ones, that are no tokens
+    kind: Tensor | None = None  # where values are of several kinds: which one a query reads
+    delivered: bool = False  # the module has ended with the heads' output as its own
     batch_first: bool = True
 
     def __post_init__(self) -> None:
@@ -64,6 +69,14 @@ class Pending:
         return states.numel() % (self.weights.shape[0] * self.weights.shape[2]) == 0
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A running attention module."""
+
+    seen: int  # attention calls before it
+    arguments: tuple[Any, Any] | None  # what it was called with, if it computes attention by hand
+
+
 class Recorder:
     """What one open capture has seen so far in this forward pass."""
 
@@ -88,9 +101,9 @@ class Recorder:
         self.block: nn.Module | None = None
         self.inside: list[nn.Module] = []  # attention modules that are running, outermost first
         self.seen = 0  # attention calls so far
-        # ``seen`` when a running element of a list, or attention module, began.
+        # ``seen`` when a running element of a list began.
         self.seen_before: dict[nn.Module, int] = {}
-        self.seen_before_attention: dict[nn.Module, int] = {}
+        self.begun: dict[nn.Module, Begun] = {}  # running attention modules
         self.attended: dict[str, set[str]] = {}  # stack -> its elements that attended
         self.idle: dict[str, set[str]] = {}  # stack -> its elements that ran and did not
         self.without: set[str] = set()  # elements whose attention has no weights
@@ -151,20 +164,71 @@ class Recorder:
 
     def attention_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
         """Note the input of an attention module, and whether it is a cross-attention."""
-        self.seen_before_attention[module] = self.seen
         self.inside.append(module)
+        by_hand = not uses_interface(type(module))
+        self.begun[module] = Begun(self.seen, (args, kwargs) if by_hand else None)
         self.by_hand = False
         self.inputs[module] = reads_other_states(module, args, kwargs)
 
-    def attention_ends(self, module: nn.Module, finished: bool) -> None:
-        """Raise UnsupportedModelError if a module that ran to its end was not seen to attend."""
+    def attention_ends(self, module: nn.Module, output: Any) -> None:
+        """Read a module's attention by probes if it was not seen to attend in a plain form.
+
+        Raises UnsupportedModelError if that is not possible. ``output`` is None after an exception.
+        """
         if module in self.inside:
             del self.inside[self.inside.index(module) :]
-        if self.seen == self.seen_before_attention.pop(module, -1) and finished:
-            if self.by_hand or self.watch is None:
-                raise self._unseen(self.inventory[module].name)
+        begun = self.begun.pop(module, None)
+        if begun is None or output is None:
+            return
+        pending, seen = self.pending, self.seen > begun.seen
+        if begun.arguments is None or pending is None:  # it calls transformers' attention interface
+            read = seen
+        else:
+            read = seen and self._delivers(pending, output)
+        if read:
+            return
+        if not seen and not self.by_hand and self.watch is not None:
             # Without any softmax there are no attention weights: a linear attention.
             self.without.add(self.inventory[module].element)
+            return
+        self._probe(module, begun, output)
+
+    def _delivers(self, pending: Pending, output: Any) -> bool:
+        """Return whether a module's output is that of its heads, whose projection follows it."""
+        if pending.delivered:
+            return True
+        states = first_tensor(output)
+        if states is None or self.earlier:
+            return False
+        followed = self.follower is not None and self.follower.trail(states) is not None
+        pending.delivered = followed or _feeds(pending, states)
+        return pending.delivered
+
+    def _probe(self, module: nn.Module, begun: Begun, output: Any) -> None:
+        """Read the attention of a module that has just run by running it again."""
+        try:
+            if begun.arguments is None:
+                raise NotFollowed
+            probed = probe(module, *begun.arguments, output)
+        except NotFollowed:
+            if any(not uses_interface(type(around)) for around in self.inside):
+                return  # the module around it is tried
+            if self.pending is not None:
+                self._refuse_pending()
+            raise self._unseen(self.inventory[module].name) from None
+        self._forget_pending()
+        self.seen += 1
+        pending = Pending(module, "probed", probed.weights, probed.value, probed.mixed, None)
+        pending.kind, pending.extra = probed.kind, probed.extra
+        pending.batch_first = probed.is_batch_first(self.inputs[module][0])
+        if probed.output is None or probed.weight is None:
+            self.pending, self.merged, pending.delivered = pending, None, True
+            return
+        output = probed.output if pending.batch_first else probed.output.transpose(0, 1)
+        path = f"{self.inventory[module].name}.{probed.projection}"
+        weight = probed.weight.unflatten(0, (probed.weights.shape[1], -1))
+        projection = Projection(path, weight, probed.bias)
+        self.emit(self._probed_capture(pending, projection, probed.mixed.flatten(2), output))
 
     def mixed_by_hand(self) -> None:
         """Note a softmax inside an attention module, or attention in an element without one."""
@@ -173,7 +237,8 @@ class Recorder:
     def attended_by(self, pending: Pending) -> None:
         """Note an attention call, whose output projection follows."""
         first = self.pending
-        if first is not None and self.follower is not None and first.module is pending.module:
+        joins = self.follower is not None or pending.module in self.inside
+        if first is not None and joins and first.module is pending.module:
             self.earlier.append(first)  # its heads may be joined with these
         else:
             self._refuse_pending()
@@ -204,6 +269,8 @@ class Recorder:
         pending = self.pending
         if pending is None or pending.projection is not module or pending.merged is None:
             return
+        if isinstance(output, tuple) and all(part is None for part in output[1:]):
+            output = output[0]  # I-BERT's: no scale, because nothing is quantised
         if not isinstance(output, Tensor):
             raise UnsupportedModelError(
                 f"{self.inventory.described(module)} makes a {type(output).__name__} of the heads' "
@@ -215,7 +282,8 @@ class Recorder:
         self.merged = pending.merged
         self._refuse_parameters_around(pending.module, module)
         if pending.trail is None:
-            self.inventory.note_straight(pending.module)
+            if pending.scale is None:
+                self.inventory.note_straight(pending.module)
             self.emit(self._capture(pending, module, pending.merged, output))
             return
         name = self.inventory[module].name
@@ -231,13 +299,40 @@ class Recorder:
     ) -> Capture:
         """The record of an attention call whose output projection has just run."""
         name, weights = self.inventory[module].name, pending.weights
+        projection = projection_of(module, name, weights.shape[1], merged)
+        if pending.kind is not None:
+            return self._probed_capture(pending, projection, pending.by_query(merged), output)
         return self._record(
             pending,
             weights=weights.detach() if isinstance(weights, Tensor) else weights,
             value=pending.value.detach(),
             merged=pending.by_query(merged),
-            projection=projection_of(module, name, weights.shape[1], merged),
+            projection=projection,
             output=output,
+            held=_scaled(pending.scale),
+        )
+
+    def _probed_capture(
+        self, pending: Pending, projection: Projection, merged: Tensor, output: Tensor
+    ) -> Capture:
+        """The record of a call that was read by probes."""
+        kind, held = pending.kind, None
+        if kind is not None:  # values of several kinds, side by side
+            copies = pending.value.shape[-1] // projection.weight.shape[1]
+            weight = projection.weight.repeat(1, copies, 1)
+            projection = Projection(projection.name, weight, projection.bias)
+            by_head = merged.unflatten(2, (len(weight), -1)).repeat(1, 1, 1, copies)
+            merged = (by_head * kind).flatten(2)
+            held = Held(None, kind, False, frozenset({kind.dtype}))
+        return self._record(
+            pending,
+            weights=pending.weights,
+            value=pending.value,
+            merged=merged,
+            projection=projection,
+            output=output,
+            held=held,
+            extra=pending.extra,
         )
 
     def _held_capture(
@@ -348,6 +443,10 @@ class Recorder:
             "that is recognised. Maps without it would be wrong, so there are none. If the model "
             'has a plainer form, load it with attn_implementation="eager".'
         )
+
+
+def _scaled(scale: Tensor | None) -> Held | None:
+    return None if scale is None else Held(scale, None, False, frozenset({scale.dtype}))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

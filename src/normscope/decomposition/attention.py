@@ -143,7 +143,7 @@ class AttentionDecomposition:
     def head_norms(self) -> Float[Tensor, "batch head query key"]:
         """Compute ‖αf‖ of every head, in float64."""
         alpha = self.alpha.double()
-        alpha = alpha if self.captured.held is None else alpha.abs()
+        alpha = alpha.abs() if self.captured.signed else alpha
         return alpha * self.transformed_norm.unsqueeze(2)
 
     def own_parts(self) -> Float[Tensor, "batch query"]:

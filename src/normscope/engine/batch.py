@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import Capture
+from normscope.engine.arranged import Arrangement
 from normscope.engine.naming import SeenPositions, named
 from normscope.errors import InputError
 from normscope.foundation.shapes import Bool
@@ -18,6 +19,7 @@ from normscope.results.arrays import RESIDUAL, take
 from normscope.text.tokens import Tokens
 
 RowTokens = Mapping[str, Tokens | None]  # by role: "" or "decoder"
+_IDS = "attention_mask", "input_ids"  # what a mask and its ids are called
 MASKS = ("attention_mask", "decoder_attention_mask", "encoder_attention_mask")
 
 
@@ -45,6 +47,7 @@ class Batch:
         self.seen = seen
         self.host = inputs if host is None else host
         self.memo: dict[Any, Any] = {}  # what measures computed for this batch
+        self._arranged: dict[tuple[str, int], Arrangement] = {}  # (stack, positions)
         self._on_cpu: dict[str, Tensor | None] = {}
         config: Any = getattr(model, "config", None)
         self.encoder_decoder = bool(getattr(config, "is_encoder_decoder", False))
@@ -92,8 +95,19 @@ class Batch:
 
     def _mask(self, captured: Capture, name: str, batch: int, length: int) -> Tensor:
         full = torch.ones(batch, length, dtype=torch.bool, device=captured.device)
+        if is_vision(captured.stack):
+            return full
         mask = _rows(self.inputs, name)
-        if mask is None or is_vision(captured.stack):
+        known = mask if mask is not None else _rows(self.inputs, name.replace(*_IDS))
+        if known is not None and len(known) == batch and known.shape != full.shape:
+            extra = captured.extra if captured.extra < length else 0
+            config, own = getattr(self.model, "config", None), known.shape[1]
+            arrangement = Arrangement.of(config, length, own, extra)
+            if arrangement is not None:
+                self._arranged[captured.stack, length] = arrangement
+                real = full[:, :own] if mask is None else mask.to(full.device).bool()
+                return arrangement.mask(real)
+        if mask is None:
             return full
         if mask.shape != full.shape:
             shrink = getattr(self.model, "_get_feature_vector_attention_mask", None)
@@ -153,6 +167,11 @@ class Batch:
 
     def _tokens(self, role: str, stack: str, real: np.ndarray, row: int) -> Tokens:
         """Return the tokens of the real positions of a row, in a stack with this role."""
+        if (arrangement := self._arranged.get((stack, len(real)))) is not None:
+            own = len(real) - arrangement.padding - arrangement.extra
+            text = self._tokens(role, stack, real[: own // arrangement.streams], row)
+            trivial = arrangement.streams == 1 and not arrangement.extra
+            return text if trivial else arrangement.tokens(text)
         kept, vision = np.flatnonzero(real).tolist(), is_vision(stack)
         known = None if self.row_tokens is None or vision else self.row_tokens[row]
         tokens = None if known is None else known.get(role)

@@ -215,7 +215,7 @@ class _PartRows:
         """Return the result of one row."""
         query_tokens = self.batch.query_tokens(self.stack, self.queries[row], row)
         key_tokens = query_tokens
-        if self.kind != "self":
+        if self.kind != "self" or self.keys.shape[1] != self.queries.shape[1]:
             key_tokens = self.batch.key_tokens(self.stack, self.kind, self.keys[row], row)
         kinds: dict[str, dict[str, LabelledArray]] = {}
         for (axes, shape), columns in self.columns.items():
@@ -390,7 +390,7 @@ def _check_call(captured: Capture) -> None:
             "map. Use capture() and read the steps one by one."
         )
     queries, keys = captured.shape[2:]
-    if captured.kind == "self" and queries != keys:
+    if captured.kind == "self" and queries != keys - captured.extra and queries != keys:
         raise InputError(
             f"{captured.name} attends from {queries} positions to {keys}: the model was given "
             "a cache of earlier positions (past_key_values) or adds a prefix. It is then not known "

@@ -42,6 +42,7 @@ class Inventory:
         self.named = {path: places[at] for path, at in search.paths}
         self.locations = {places[at]: location for at, location in search.locations}
         self.linear = [places[at] for at in search.linear]
+        self.pointwise = [places[at] for at in search.pointwise]
         self.norms = [places[at] for at in search.norms]
         self.attention = [places[at] for at in search.attention]
         self.handmade = [places[at] for at in search.handmade]
@@ -105,6 +106,7 @@ class Search:
         self.paths = [(name, index[module]) for name, module in named.items()]
         self.locations = [(index[module], location) for module, location in found.items()]
         self.linear = at(m for m in found if is_linear(m))
+        self.pointwise = at(m for m in found if is_pointwise(m))
         self.norms = at(m for m in found if "norm" in type(m).__name__.lower())
         self.attention = at(attention)
         self.blocks = list(dict.fromkeys(at(named[found[m].block] for m in attention)))
@@ -183,6 +185,11 @@ def is_linear(module: nn.Module) -> bool:
     """
     sized = has(module, "in_features") and has(module, "out_features")
     return sized or is_conv1d(module)
+
+
+def is_pointwise(module: nn.Module) -> bool:
+    """Return whether a module is a convolution of one position: a linear map of its second axis."""
+    return type(module) is nn.Conv1d and module.kernel_size == (1,) and module.stride == (1,)
 
 
 def is_conv1d(module: nn.Module) -> bool:
