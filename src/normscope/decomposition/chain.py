@@ -28,9 +28,8 @@ from normscope.models.layouts import (
     FeedForward,
     Layout,
     Opaque,
-    Wiring,
     activation_of,
-    scale_of,
+    factor_at,
 )
 
 
@@ -84,16 +83,19 @@ class LayerChain:
             captured, scratch, how.kernels, precision=how.precision, maps=how.maps
         )
         self._norms: dict[str, Norm] = {}
-        self._scales: dict[str | float, Linear] = {}
+        self._factors: dict[str | float, Linear] = {}
         self._parts: dict[Station, Parts] = {}
 
     @property
     def residual(self) -> Float[Tensor, "batch query hidden"]:
         """x_i: what the residual connection carries."""
+        residual = self.captured.residual
         if self.layer is not None and (before := self.block.before) is not None:
-            return self.layer.given(before)
-        assert self.captured.residual is not None
-        return self.captured.residual
+            layer, normed = self.layer, self.block.normed
+            residual = layer.output_of(before) if normed else layer.given(before)
+        assert residual is not None
+        carry = None if self.layer is None else self._factor(self.block.carry)
+        return residual if carry is None else carry(residual)
 
     @property
     def whole(self) -> LayerCapture:
@@ -126,7 +128,7 @@ class LayerChain:
             parts = self.parts("attention")
             if (branch := self.norm(self.block.branch)) is not None:
                 parts = parts.norm(branch)
-            if (scale := self._scale(self.block)) is not None:
+            if (scale := self._factor(self.block.scale)) is not None:
                 parts = parts.scaled(scale)
             return parts.residual(self.residual)
         if end == "ff_residual":  # parallel: the feed-forward's output belongs to the query itself
@@ -141,7 +143,7 @@ class LayerChain:
         """List the linear steps applied to the vectors αf up to a station before any activation."""
         if end == "attention":
             return ()
-        steps = [self._linear_of(self.norm(self.block.branch)), self._scale(self.block)]
+        steps = [self._linear_of(self.norm(self.block.branch)), self._factor(self.block.scale)]
         if end in ("norm", "block", "ff_input"):
             steps.append(self._linear_of(self.norm(self.block.after)))
         if end == "ff_input":
@@ -192,7 +194,7 @@ class LayerChain:
         output = self.captured.output
         if self.block.branch is not None:
             output = self.whole.output_of(self.block.branch)
-        scale = self._scale(self.block)
+        scale = self._factor(self.block.scale)
         return output if scale is None else scale(output)
 
     def _ff_output(self) -> Tensor:
@@ -200,7 +202,7 @@ class LayerChain:
         ff = self.whole.layout.ff
         assert not isinstance(ff, Opaque)
         output = self.whole.output_of(ff.branch or ff.second)
-        scale = self._scale(ff)
+        scale = self._factor(ff.scale)
         return output if scale is None else scale(output)
 
     # ---- the layer's modules
@@ -217,19 +219,19 @@ class LayerChain:
             self._norms[path] = Norm(parameters, inputs)
         return self._norms[path]
 
-    def _scale(self, block: Wiring) -> Linear | None:
-        name = block.scale
+    def _factor(self, name: str | float | None) -> Linear | None:
+        """Return the multiplication by a vector or number of the layer."""
         if name is None:
             return None
-        if name not in self._scales:
-            multiplier = scale_of(self.whole.module, block)
+        if name not in self._factors:
+            multiplier = factor_at(self.whole.module, name)
             if isinstance(multiplier, Tensor):
                 factor = multiplier.detach().double()
             else:  # torch.full on the device avoids a copy from the CPU
                 like: Any = {"dtype": torch.float64, "device": self.captured.device}
                 factor = torch.full((), float(multiplier), **like)
-            self._scales[name] = Linear(False, factor)
-        return self._scales[name]
+            self._factors[name] = Linear(False, factor)
+        return self._factors[name]
 
     def _affine(self, path: str) -> tuple[Tensor, Tensor | None]:
         layer = self.whole
@@ -252,12 +254,13 @@ class LayerChain:
             gate_bias, first_bias = biases[order[0]], biases[order[1]]
         second, second_bias = self._affine(ff.second)
         activation = activation_of(layer.module, ff)
+        carried, carry = self.parts("block"), self._factor(ff.carry)
         return FeedForwardSplit(
             FeedForwardWeights(first, first_bias, gate, gate_bias, second, second_bias, activation),
             self.parts("ff_input"),
-            self.parts("block"),
+            carried if carry is None else carried.scaled(carry),
             branch=self.norm(ff.branch),
-            scale=self._scale(ff),
+            scale=self._factor(ff.scale),
             after=self.norm(ff.after),
             ff_bias=self.how.ff_bias,
             memory=self.how.memory,
