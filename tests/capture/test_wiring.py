@@ -11,66 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from normscope.capture.layers import layer_around, layers_of
 from normscope.errors import UnsupportedModelError
 from normscope.models.architectures import tiny_model
 from normscope.models.layouts import Attention, FeedForward, Layout, Opaque
-from normscope.testing import check_layers, check_untouched, randomize_
-
-WIDTH = 16
-
-
-class HandmadeAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, -1)).unbind(-3)
-        alpha = (q.transpose(1, 2) @ k.permute(0, 2, 3, 1)).softmax(-1)
-        mixed: Tensor = self.out((alpha @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
-        return mixed
-
-
-class Bench(nn.Module):
-    """Parts from which the layers below are wired."""
-
-    def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
-        super().__init__()
-        self.attention = HandmadeAttention()
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.norm3, self.norm4 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.up, self.gate = nn.Linear(WIDTH, 24), nn.Linear(WIDTH, 24)
-        self.down = nn.Linear(24, WIDTH)
-        self.wide, self.narrow = nn.Linear(WIDTH, 48), nn.Linear(WIDTH, WIDTH)
-        self.act, self.dropout = nn.SiLU(), nn.Dropout(0.5)
-        self.gamma = nn.Parameter(torch.ones(WIDTH))
-        self.factor = 0.3
-        self.wired = forward
-
-    def forward(self, x: Tensor, scores: Tensor | None = None) -> Any:
-        return self.wired(self, x)
-
-
-class Stack(nn.Module):
-    def __init__(self, forward: Callable[[Any, Tensor], Any]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(Bench(forward) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            made = layer(x)
-            x = made if isinstance(made, Tensor) else made[0]
-        return x
-
-
-def stack(forward: Callable[[Any, Tensor], Any]) -> tuple[nn.Module, dict[str, Tensor]]:
-    model = Stack(forward).double()
-    randomize_(model)
-    return model, {"x": torch.randn(2, 5, WIDTH, dtype=torch.float64)}
+from normscope.testing import check_layers, check_untouched
+from tests.helpers.wired import attend, carried, residual_after_norms, stack
 
 
 def read(forward: Callable[[Any, Tensor], Any]) -> Layout:
@@ -87,12 +36,6 @@ def at(**wiring: Any) -> Attention:
 
 def ff(**wiring: Any) -> FeedForward:
     return FeedForward(**{"first": "up", "second": "down", "activation": "act", **wiring})
-
-
-def attend(m: Any, x: Tensor) -> Tensor:
-    """The attention block of a pre-norm layer."""
-    block: Tensor = x + m.attention(m.norm1(x))
-    return block
 
 
 PRE = at(before="norm1")
@@ -212,6 +155,10 @@ WIRED: dict[Callable[[Any, Tensor], Any], Layout] = {
         PRE, ff(before="norm2", first="wide", packed="gate_first", activation="gelu")),
     function: Layout(PRE, ff(before="norm2", activation="gelu")),
     chunked: Layout(at(after="norm1"), ff(after="norm2")),
+    carried: Layout(at(before="norm1", carry="gamma"),
+                    ff(before="norm2", carry="factor", after="norm3")),
+    residual_after_norms: Layout(
+        at(before="norm1", normed=True, carry=2.0, after="norm2"), ff()),
     parallel: Layout(PRE, ff(before="norm2"), parallel=True),
     parallel_with_one_norm: Layout(PRE, ff(before="norm1"), parallel=True),
     softmax_for_activation: Layout(PRE, Opaque(before="norm2")),

@@ -21,6 +21,7 @@ from normscope.linearisation.activations import KNOWN, recognise, secant
 from normscope.models.architectures import FAMILIES, tiny_inputs, tiny_model
 from normscope.testing import FullPrecision
 from tests.helpers import reference
+from tests.helpers.wired import carried, residual_after_norms, stack
 
 POST = ["attn_w", "attn_n", "attn_res_w", "attn_res_n", "attn_res_ln_n", "atb", "atb_ff",
         "atb_ff_res", "atb_ff_res_ln", "whole_layer"]  # fmt: skip
@@ -184,6 +185,38 @@ def test_llama_residual_against_loops() -> None:
             assert_allclose(made["atb_ln"].values[row], reference.lengths(p), rtol=1e-10)
 
 
+@pytest.mark.parametrize("forward", [carried, residual_after_norms])
+@torch.no_grad()
+def test_factors_of_the_residual_against_loops(forward: Any) -> None:
+    """A residual that is multiplied by a vector, and one that is twice the norm of the input."""
+    model, inputs = stack(forward)
+    layers: list[LayerCapture] = []
+    given: list[Tensor] = []
+    for module in model.layers:
+        module.register_forward_pre_hook(lambda m, args: given.append(args[0]))
+    layers_of(model, inputs)
+    given.clear()
+    with capture_layers(model, layers.append):
+        model(**inputs)
+    for layer, x in zip(layers, given, strict=True):
+        module = layer.module
+        residual = module.gamma * x if forward is carried else 2 * module.norm1(x)
+        made: Any = LayerView(layer.last, layer).maps(["attn_res_n", "atb"])
+        captured = layer.last
+        for row in range(2):
+            f = reference.vectors_from_values(
+                captured.value[row].numpy(), captured.projection.weight.numpy()
+            )
+            s = reference.attention_vectors(captured.alpha[row].numpy(), f)
+            z = reference.add_residual(s, residual[row].numpy())
+            assert_allclose(made["attn_res_n"].values[row], reference.lengths(z), rtol=1e-10)
+            if forward is residual_after_norms:
+                whole = z.sum(axis=1) + module.attention.out.bias.numpy()
+                gamma, _, eps = _norm_of(module.norm2)
+                z = reference.layer_norm(z, whole, gamma, eps)
+            assert_allclose(made["atb"].values[row], reference.lengths(z), rtol=1e-10)
+
+
 # ------------------------------------------------------------- the feed-forward, by integration
 
 NODES: Any = np.polynomial.legendre.leggauss(300)
@@ -204,22 +237,29 @@ def integrated_gradients(function: Any, parts: Tensor, base: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("ff_bias", FF_BIASES)
-@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "phi3", "gemma2", "modernbert", "opt"])
+@pytest.mark.parametrize(
+    "name", ["bert", "gpt2", "llama", "phi3", "gemma2", "modernbert", "opt", "carried"]
+)
 def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> None:
     """F_ij + carried_ij from 300-point integrated gradients of W_2 g(W_1 ·), vector by vector."""
     layers: list[LayerCapture] = []
-    model: Any = tiny_model(name)
+    model, inputs = (
+        stack(carried)
+        if name == "carried"
+        else (tiny_model(name), tiny_inputs(name, batch=1, length=5))
+    )
     if name == "opt":  # ReLU: 300 nodes are poor where it bends; a smooth activation instead
         for layer in model.model.decoder.layers:
             layer.activation_fn = torch.nn.Tanh()
-    with torch.no_grad(), FullPrecision(), capture_layers(model, layers.append):
-        model(**tiny_inputs(name, batch=1, length=5))
+    context = capture_layers(model, layers.append, inputs=inputs)
+    with torch.no_grad(), FullPrecision(), context:
+        model(**inputs)
     layer = layers[1]
     view = LayerView(layer.last, layer, how=DecompositionOptions(ff_bias))
     scope = next(s for s in view.scopes if s.endswith("_ff"))
     made: Any = view.maps([scope, f"{scope}_res"])
     ff = view.chain.feed_forward()
-    weights, into, carried = ff.weights, view.parts("ff_input"), view.parts("block")
+    weights, into, passed = ff.weights, view.parts("ff_input"), view.parts("block")
 
     def core(states: Tensor, bias: Tensor) -> Tensor:
         first = states @ weights.first + bias @ weights.first
@@ -243,7 +283,8 @@ def test_feed_forward_against_numerical_integration(name: str, ff_bias: Any) -> 
         shares = shares if ff.scale is None else ff.scale(shares)
         norms = made[scope].values[0, i]
         assert_allclose(norms, shares.norm(dim=-1), rtol=1e-8, atol=1e-10)
-        summed = shares + carried.at(view.attention.at(query, keys))[0]
+        kept = passed.at(view.attention.at(query, keys))[0]
+        summed = shares + (0.3 * kept if name == "carried" else kept)
         assert_allclose(
             made[f"{scope}_res"].values[0, i], summed.norm(dim=-1), rtol=1e-8, atol=1e-10
         )

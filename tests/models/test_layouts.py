@@ -30,10 +30,10 @@ from normscope.models.layouts import (
     Opaque,
     Wiring,
     activation_of,
+    factor_at,
     part,
     register_layout,
     registered_layout,
-    scale_of,
 )
 from normscope.testing import FullPrecision
 
@@ -122,7 +122,12 @@ class Run:
             same(self.given[block.branch], core)
             core = self.made[block.branch]
         if block.scale is not None:
-            core = scale_of(self.layer, block) * core
+            core = factor_at(self.layer, block.scale) * core
+        if block.normed:
+            assert block.before is not None
+            x = self.made[block.before]
+        if block.carry is not None:
+            x = factor_at(self.layer, block.carry) * x
         out = x + core.reshape(x.shape)
         if block.after is not None:
             same(self.given[block.after], out)

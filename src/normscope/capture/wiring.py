@@ -98,20 +98,25 @@ class Reading:
     # ---- blocks
 
     def _ends(self, state: Expression) -> Iterator[Ending]:
-        """Every way to read a state as after(rest + scale · branch(core))."""
+        """Every way to read a state as after(carry · rest + scale · branch(core))."""
         after, total = self._without_norm(state)
         if total.kind == "sum":
             for branch, rest in (total.of, total.of[::-1]):
-                yield {"after": after, **(parts := self._branch(branch))[0]}, parts[1], rest
+                carry, rest = self._without_factor(rest)
+                names, core = self._branch(branch)
+                yield {"after": after, "carry": carry, **names}, core, rest
 
     def _branch(self, term: Expression) -> tuple[dict[str, Any], Expression]:
-        scale: str | float | None = None
-        if term.kind == "scaled" and id(term.by.by) in self.tensors:
-            scale, term = self.tensors[id(term.by.by)], term.of[0]
-        elif term.kind == "function" and (factor := factor_of(term.by)) is not None:
-            scale, term = self._number(factor), term.of[0]
-        branch, core = self._without_norm(term)
+        scale, normed = self._without_factor(term)
+        branch, core = self._without_norm(normed)
         return {"scale": scale, "branch": branch}, core
+
+    def _without_factor(self, term: Expression) -> tuple[str | float | None, Expression]:
+        if term.kind == "scaled" and id(term.by.by) in self.tensors:
+            return self.tensors[id(term.by.by)], term.of[0]
+        if term.kind == "function" and (factor := factor_of(term.by)) is not None:
+            return self._number(factor), term.of[0]
+        return None, term
 
     def _without_norm(self, term: Expression) -> tuple[str | None, Expression]:
         if term.kind == "norm" and term.by in self.paths:
@@ -135,13 +140,19 @@ class Reading:
     def _attentions_before(self, end: Expression) -> tuple[Attention, Attention | None] | None:
         """The attention blocks between the layer's input and a state: self, and cross if any."""
         for last, kind, rest in self._attentions(end):
-            if kind == "self" and rest is self.start:
-                return last, None
-            if kind == "cross":
-                for first, other, begin in self._attentions(rest):
-                    if other == "self" and begin is self.start:
-                        return first, last
+            if kind == "self" and (first := self._first(last, rest)) is not None:
+                return first, None
+            for first, kind_before, begin in self._attentions(rest) if kind == "cross" else ():
+                if kind_before == "self" and (own := self._first(first, begin)) is not None:
+                    return own, last
         return None
+
+    def _first(self, block: Attention, rest: Expression) -> Attention | None:
+        """The block, if its residual is the layer's input, or a norm of it."""
+        norm, inner = self._without_norm(rest)
+        if rest is self.start or block.before is not None or norm is None:
+            return block if rest is self.start else None
+        return replace(block, before=norm, normed=True) if inner is self.start else None
 
     def _attentions(self, end: Expression) -> Iterator[tuple[Attention, AttentionKind, Expression]]:
         for wiring, core, rest in self._ends(end):

@@ -21,10 +21,10 @@ from normscope.decomposition.feedforward import FeedForwardSplit, FeedForwardWei
 from normscope.decomposition.gated import GatedDecomposition
 from normscope.decomposition.norms import norm_of
 from normscope.decomposition.scopes import HEAD_MAPS, SCOPES, Scope, Station
-from normscope.decomposition.stations import LayerStates, Stations, scale_of
+from normscope.decomposition.stations import LayerStates, Stations, factor_of
 from normscope.foundation.shapes import Float
 from normscope.kernels import Kernels, Linear, Scratch
-from normscope.models.layouts import Attention, Layout, Opaque, Wiring, activation_of
+from normscope.models.layouts import Attention, Layout, Opaque, activation_of
 
 
 def scopes_of(layout: Layout | None, kind: AttentionKind) -> tuple[str, ...]:
@@ -120,14 +120,14 @@ class LayerChain:
         if captured.held is not None:
             self.dtypes |= captured.held.dtypes
         self._norms: dict[str, Norm] = {}
-        self._scales: dict[str | float, Linear] = {}
+        self._factors: dict[str | float, Linear] = {}
         self._parts: dict[Station, Parts] = {}
 
     @property
     def residual(self) -> Float[Tensor, "batch query hidden"]:
         """x_i: what the residual connection carries."""
-        if self.layer is not None and (before := self.block.before) is not None:
-            return self.layer.given(before)
+        if self.layer is not None:
+            return self.stations.residual()
         assert self.captured.residual is not None
         return self.captured.residual
 
@@ -172,7 +172,7 @@ class LayerChain:
             parts = self.parts("attention")
             if (branch := self.norm(self.block.branch)) is not None:
                 parts = parts.norm(branch)
-            if (scale := self._scale(self.block)) is not None:
+            if (scale := self._factor(self.block.scale)) is not None:
                 parts = parts.scaled(scale)
             return parts.residual(self.residual)
         if end in ("ff_residual", "layer"):
@@ -188,7 +188,7 @@ class LayerChain:
         """List the linear steps applied to the vectors αf up to a station before any activation."""
         if end == "attention":
             return ()
-        steps = [self._linear_of(self.norm(self.block.branch)), self._scale(self.block)]
+        steps = [self._linear_of(self.norm(self.block.branch)), self._factor(self.block.scale)]
         if end in ("norm", "block", "ff_input"):
             steps.append(self._linear_of(self.norm(self.block.after)))
         if end == "ff_input":
@@ -212,9 +212,8 @@ class LayerChain:
         """The model's own states in the layer."""
         states = _RecordedStates(self.captured, self.whole)
         if self.whole.layout is None:
-            return Stations(None, None, states, (None, None))
-        scales = self._scale(self.block), self._scale(self.layout.ff)
-        return Stations(self.layout, self.block, states, scales)
+            return Stations(None, None, states, self._factor)
+        return Stations(self.layout, self.block, states, self._factor)
 
     def residual_sum(self) -> Tensor:
         """Return the residual sum of the attention block, as the next module receives it."""
@@ -234,15 +233,15 @@ class LayerChain:
             self._norms[path] = Norm(parameters, inputs)
         return self._norms[path]
 
-    def _scale(self, block: Wiring) -> Linear | None:
-        name = block.scale
+    def _factor(self, name: str | float | None) -> Linear | None:
+        """Return the multiplication by a vector or number of the layer."""
         if name is None:
             return None
-        if name not in self._scales:
-            scale = scale_of(self.whole.module, block, self.captured.device)
-            assert scale is not None
-            self._scales[name] = scale
-        return self._scales[name]
+        if name not in self._factors:
+            factor = factor_of(self.whole.module, name, self.captured.device)
+            assert factor is not None
+            self._factors[name] = factor
+        return self._factors[name]
 
     def _affine(self, path: str) -> tuple[Tensor, Tensor | None]:
         layer = self.whole
@@ -265,12 +264,13 @@ class LayerChain:
             gate_bias, first_bias = biases[order[0]], biases[order[1]]
         second, second_bias = self._affine(ff.second)
         activation = activation_of(layer.module, ff)
+        carried, carry = self.parts("block"), self._factor(ff.carry)
         return FeedForwardSplit(
             FeedForwardWeights(first, first_bias, gate, gate_bias, second, second_bias, activation),
             self.parts("ff_input"),
-            self.parts("block"),
+            carried if carry is None else carried.scaled(carry),
             branch=self.norm(ff.branch),
-            scale=self._scale(ff),
+            scale=self._factor(ff.scale),
             after=self.norm(ff.after),
             ff_bias=self.how.ff_bias,
             memory=self.how.memory,

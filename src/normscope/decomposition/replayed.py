@@ -21,7 +21,7 @@ from normscope.capture.layers import layers_of, unlisted_layers
 from normscope.decomposition.chain import by_replay, scopes_of
 from normscope.decomposition.maps import ScopeMap
 from normscope.decomposition.scopes import SCOPES
-from normscope.decomposition.stations import LayerStates, Stations, scale_of
+from normscope.decomposition.stations import LayerStates, Stations, factor_of
 from normscope.foundation.interrupts import shielded
 from normscope.foundation.shapes import Float
 from normscope.linearisation.network import networks_kept
@@ -270,15 +270,15 @@ class Replays:
     def _stations(self, run: LayerRun) -> Stations:
         layer, layout = self.layers[run.path]
         if layout is None:
-            return Stations(None, None, _Components(run, None), (None, None))
+            return Stations(None, None, _Components(run, None), lambda _: None)
         block = layout.cross if run.kind == "cross" else layout.attention
         assert block is not None
         assert run.output is not None
         device = run.output.device
-        scales = scale_of(layer, block, device), scale_of(layer, layout.ff, device)
+        factor = partial(factor_of, layer, device=device)
         if run.kind == "self" and "cross" not in run.keys:  # a decoder that ran alone
             layout = replace(layout, cross=None)
-        return Stations(layout, block, _Components(run, block.output), scales)
+        return Stations(layout, block, _Components(run, block.output), factor)
 
     def _add_constants(self, run: LayerRun) -> None:
         place, stations = (run.path, run.number), self._stations(run)

@@ -7,6 +7,7 @@ of what the modules around it took and gave.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +15,7 @@ from torch import Tensor, nn
 
 from normscope.decomposition.scopes import Station
 from normscope.kernels import Linear
-from normscope.models import layouts
-from normscope.models.layouts import Attention, FeedForward, Layout, Opaque, Wiring
+from normscope.models.layouts import Attention, FeedForward, Layout, Opaque, Wiring, factor_at
 
 
 class LayerStates(ABC):
@@ -52,11 +52,11 @@ def entry_of(block: Attention | FeedForward | Opaque) -> str | None:
     return (block.gate or block.first) if isinstance(block, FeedForward) else None
 
 
-def scale_of(layer: nn.Module, block: Wiring, device: torch.device) -> Linear | None:
-    """Return the multiplier of a branch."""
-    multiplier = layouts.scale_of(layer, block)
-    if multiplier is None:
+def factor_of(layer: nn.Module, factor: str | float | None, device: torch.device) -> Linear | None:
+    """Return the multiplication by a vector or number of a layer."""
+    if factor is None:
         return None
+    multiplier = factor_at(layer, factor)
     if isinstance(multiplier, Tensor):
         return Linear(False, multiplier.detach().double())
     # torch.full on the device avoids a copy from the CPU
@@ -71,7 +71,7 @@ class Stations:
         layout: the layer's; None if it is not known, then there are only the ends of the layer.
         block: the attention block that the stations belong to.
         states: what the modules took and gave.
-        scales: the multipliers of the branches of attention and feed-forward.
+        factor: returns the multiplication by a vector or number of the layer, None for None.
     """
 
     def __init__(
@@ -79,10 +79,10 @@ class Stations:
         layout: Layout | None,
         block: Attention | None,
         states: LayerStates,
-        scales: tuple[Linear | None, Linear | None],
+        factor: Callable[[str | float | None], Linear | None],
     ) -> None:
         self._layout, self._block, self.states = layout, block, states
-        self.attention_scale, self.ff_scale = scales
+        self.factor = factor
 
     @property
     def layout(self) -> Layout:
@@ -118,6 +118,19 @@ class Stations:
             return states.given(ff.after)
         return states.output
 
+    def residual(self) -> Tensor:
+        """Return what the residual connection around the attention carries."""
+        entering = self.states.residual
+        return entering if self._block is None else self._carried(self._block, entering)
+
+    def _carried(self, block: Wiring, entering: Tensor) -> Tensor:
+        """Return what the residual connection of a block carries, given the block's input."""
+        if block.before is not None:
+            read = self.states.output_of if block.normed else self.states.given
+            entering = read(block.before)
+        carry = self.factor(block.carry)
+        return entering if carry is None else carry(entering)
+
     def residual_sum(self) -> Tensor:
         """Return the residual sum of the attention block, as the next module receives it."""
         layout, block = self.layout, self.block
@@ -126,21 +139,22 @@ class Stations:
         following = layout.ff if block is layout.cross else layout.cross or layout.ff
         reader = following.before or entry_of(following)
         if layout.parallel or reader is None:  # no module receives it
-            return self.states.residual + self._branch_output()
+            return self.residual() + self._branch_output()
         return self.states.given(reader)
 
     def _branch_output(self) -> Tensor:
         branch = self.block.branch
         output = self.states.attended if branch is None else self.states.output_of(branch)
-        return output if self.attention_scale is None else self.attention_scale(output)
+        scale = self.factor(self.block.scale)
+        return output if scale is None else scale(output)
 
     def ff_output(self) -> Tensor:
         """Return what the feed-forward's branch adds to the residual."""
         ff = self.layout.ff
-        core = ff.second if isinstance(ff, FeedForward) else ff.module
-        made_by = ff.branch or core
+        made_by = ff.branch or (ff.second if isinstance(ff, FeedForward) else ff.module)
         if made_by is None:  # no single module makes it
             whole = self.states.output if ff.after is None else self.states.given(ff.after)
-            return whole - self.at("block")
-        output = self.states.output_of(made_by)
-        return output if self.ff_scale is None else self.ff_scale(output)
+            block = self.at("block")
+            return whole - (block if self.layout.parallel else self._carried(ff, block))
+        output, scale = self.states.output_of(made_by), self.factor(ff.scale)
+        return output if scale is None else scale(output)

@@ -32,7 +32,7 @@ from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.interrupts import shielded
 from normscope.foundation.shapes import Float
 from normscope.models.inventory import Inventory
-from normscope.models.layouts import part, scale_of
+from normscope.models.layouts import factor_at, part
 from normscope.models.random_inputs import random_inputs
 from normscope.models.running import accepted_by
 from normscope.results.arrays import LabelledArray, is_int
@@ -271,7 +271,9 @@ def _norm_of(model: nn.Module, captured: Capture) -> tuple[str, str, Tensor]:
         raise UnsupportedModelError(f"{captured.name}: its residual connection was not found")
     if block.after:
         branch = part(layer, block.branch)(branch) if block.branch else branch
-        branch = scale_of(layer, block) * branch if block.scale else branch
+        branch = branch if block.scale is None else factor_at(layer, block.scale) * branch
+        x = part(layer, block.before)(x) if block.normed else x
+        x = x if block.carry is None else factor_at(layer, block.carry) * x
         return "after", f"{above}.{block.after}", x + branch
     if block.branch:
         return "branch", f"{above}.{block.branch}", branch

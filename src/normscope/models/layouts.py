@@ -3,11 +3,12 @@
 A layer is an attention block, in decoders of encoder–decoder models a cross-attention block, and a
 feed-forward block. From its input x, a block computes
 
-    branch = core(before(x));   branch = scale · branch_norm(branch);   out = after(x + branch)
+    branch = scale · branch_norm(core(before(x)));   out = after(carry · x + branch)
 
 where core is the attention up to the output of its output projection, or the feed-forward. Any norm
-and the scale may be missing. The output of one block is the input x of the next; only in a parallel
-layer do attention and feed-forward read the same x, and out = x + attention + feed-forward.
+and the factors may be missing. In a few models the residual is before(x) in place of x. The output
+of one block is the input x of the next; only in a parallel layer do attention and feed-forward read
+the same x, and out = x + attention + feed-forward.
 
 Names are paths below the layer's module. Layouts are not listed by class: they are read from one
 pass of the model (`normscope.capture.wiring`). For a layer that cannot be read so, call
@@ -33,6 +34,8 @@ class Wiring:
     branch: str | None = None  # the norm on the core's output, before the residual is added
     scale: str | float | None = None  # a vector or a number that multiplies the branch
     after: str | None = None  # the norm on the residual sum (post-norm)
+    carry: str | float | None = None  # a vector or a number that multiplies the residual
+    normed: bool = False  # whether the residual is before(x)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +136,9 @@ def part(layer: nn.Module, path: str) -> Any:
     return value
 
 
-def scale_of(layer: nn.Module, block: Wiring) -> Any:
-    """Return the vector or number that multiplies the branch of a block; None without one."""
-    return part(layer, block.scale) if isinstance(block.scale, str) else block.scale
+def factor_at(layer: nn.Module, factor: str | float) -> Any:
+    """Return the vector or number of a layer that multiplies a branch or a residual."""
+    return part(layer, factor) if isinstance(factor, str) else factor
 
 
 def activation_of(layer: nn.Module, ff: FeedForward) -> Callable[[Tensor], Tensor]:
