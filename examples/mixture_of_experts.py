@@ -1,7 +1,8 @@
 """In a mixture of experts, what the experts add comes from both words that a fact is made of.
 
-A Mixtral of one layer learns here three facts about each of six countries, so that an answer depends
-on both words. Maps behind experts hold the routing: each expert counts with the weight that it had.
+A Mixtral of one layer learns here three facts about each of six countries, so that an answer
+depends on both words. Maps behind experts hold the routing: each expert counts with
+the weight that it had.
 """
 
 import sys
@@ -34,7 +35,9 @@ results = normscope.analyze_inputs(model.eval(), {"input_ids": ids}, maps=list(s
 rows = np.array([[result[name].values[0, 1] for name in stations] for result in results])
 parts = (rows / rows.sum(axis=2, keepdims=True)).mean(axis=0)  # (station, word)
 print(f"The model knows {right} of {len(answers)} facts. Of what its experts add at the second")
-print(f"word, {parts[1, 0]:.0%} comes from the country and {parts[1, 1]:.0%} from that word itself.")
+print(
+    f"word, {parts[1, 0]:.0%} comes from the country and {parts[1, 1]:.0%} from that word itself."
+)
 
 with theme():
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
@@ -42,7 +45,9 @@ with theme():
     ax = figure.subplots()
     for word, label in enumerate(("country", "what is asked")):
         left = parts[:, :word].sum(axis=1)
-        ax.barh([*stations.values()], parts[:, word], left=left, color=CATEGORIES[word], label=label)
+        ax.barh(
+            [*stations.values()], parts[:, word], left=left, color=CATEGORIES[word], label=label
+        )
     ax.invert_yaxis()
     ax.set(xlabel="part of the lengths, mean over all facts")
     ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))

@@ -140,7 +140,7 @@ def test_the_page() -> None:
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    done = succeed("families", "--all", "--only", "bert,blt_patcher", "--markdown", page)
+    done = succeed("families", "--all", "--only", "bert,blt_patcher", "--markdown", str(page))
     lines = done.stdout.splitlines()
     assert any(line.split()[:2] == ["bert", "text"] for line in lines)
     assert lines[-3:] == ["attention maps: 1 exact", "whole layer: 1 exact", "attribute: 1 exact"]

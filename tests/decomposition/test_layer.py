@@ -199,8 +199,8 @@ def test_factors_of_the_residual_against_loops(forward: Any) -> None:
     with capture_layers(model, layers.append):
         model(**inputs)
     for layer, x in zip(layers, given, strict=True):
-        module = layer.module
-        residual = module.gamma * x if forward is carried else 2 * module.norm1(x)
+        block: Any = layer.module
+        residual = block.gamma * x if forward is carried else 2 * block.norm1(x)
         made: Any = LayerView(layer.last, layer).maps(["attn_res_n", "atb"])
         captured = layer.last
         for row in range(2):
@@ -211,8 +211,8 @@ def test_factors_of_the_residual_against_loops(forward: Any) -> None:
             z = reference.add_residual(s, residual[row].numpy())
             assert_allclose(made["attn_res_n"].values[row], reference.lengths(z), rtol=1e-10)
             if forward is residual_after_norms:
-                whole = z.sum(axis=1) + module.attention.out.bias.numpy()
-                gamma, _, eps = _norm_of(module.norm2)
+                whole = z.sum(axis=1) + block.attention.out.bias.numpy()
+                gamma, _, eps = _norm_of(block.norm2)
                 z = reference.layer_norm(z, whole, gamma, eps)
             assert_allclose(made["atb"].values[row], reference.lengths(z), rtol=1e-10)
 

@@ -22,17 +22,17 @@ WORDS = (
     "blue a photo of cat dog ?"
 )
 IMAGE = 4  # the id of <image>
-TEXT = {
+TEXT: dict[str, Any] = {
     "vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "intermediate_size": 40, "max_position_embeddings": 128, "pad_token_id": 1, "bos_token_id": 0,
     "eos_token_id": 2,
 }  # fmt: skip
-VISION = {
+VISION: dict[str, Any] = {
     "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40,
     "image_size": 12, "patch_size": 4,
 }  # fmt: skip
-ROPE = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
-QWEN = {
+ROPE: dict[str, Any] = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+QWEN: dict[str, Any] = {
     "text_config": TEXT | {"num_key_value_heads": 2, "rope_parameters": ROPE},
     "image_token_id": IMAGE, "video_token_id": 58, "vision_start_token_id": 57,
     "vision_end_token_id": 56,
@@ -92,7 +92,7 @@ def _llava(vision: Any, text: Any = WORDS_MODEL, **more: Any) -> Any:
 
 def _configs() -> dict[str, tuple[str, Any]]:
     """The class and the configuration of each model, by a short name."""
-    t = transformers
+    t: Any = transformers
     without = {name: value for name, value in VISION.items() if name != "intermediate_size"}
     pixtral = _vision(t.PixtralVisionConfig, image_size=32, head_dim=12)
     clip = _vision(t.CLIPVisionConfig, projection_dim=16)
@@ -304,7 +304,7 @@ def inputs_of(name: str) -> dict[str, Any]:
 
 def processor_of(name: str) -> Any:
     """The processor of a model."""
-    crop = {"size": {"shortest_edge": 12}, "crop_size": {"height": 12, "width": 12}}
+    crop: Any = {"size": {"shortest_edge": 12}, "crop_size": {"height": 12, "width": 12}}
     images = CLIPImageProcessorPil(**crop)
     if name == "llava":
         return transformers.LlavaProcessor(

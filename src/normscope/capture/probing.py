@@ -319,7 +319,9 @@ class _Reading:
         column[weight == 0] = -1
         whole = column.view(-1, self.size)
         steps = whole - whole[:, :1] == torch.arange(self.size, device=made.device)
-        if not bool((steps | (whole < 0)).all()) or bool(((whole < 0).any(1) != (whole < 0).all(1)).any()):
+        if not bool((steps | (whole < 0)).all()) or bool(
+            ((whole < 0).any(1) != (whole < 0).all(1)).any()
+        ):
             raise NotFollowed
         return column
 

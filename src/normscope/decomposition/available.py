@@ -21,9 +21,7 @@ def available(model: nn.Module) -> dict[tuple[str, str], tuple[str, ...]]:
     return _scopes(_layouts(model))
 
 
-def _layouts(
-    model: nn.Module, inputs: Mapping[str, Any] | None = None
-) -> dict[str, Layout | None]:
+def _layouts(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> dict[str, Layout | None]:
     """Return the layouts of all layers that attend, by path; None where it is not known."""
     known = {path: layout for path, (_, layout) in layers_of(model, inputs).items()}
     return {**known, **dict.fromkeys(unlisted_layers(model))}

@@ -272,7 +272,7 @@ def _norm_of(model: nn.Module, captured: Capture) -> tuple[str, str, Tensor]:
     if block.after:
         branch = part(layer, block.branch)(branch) if block.branch else branch
         branch = branch if block.scale is None else factor_at(layer, block.scale) * branch
-        x = part(layer, block.before)(x) if block.normed else x
+        x = part(layer, block.before)(x) if block.normed and block.before else x
         x = x if block.carry is None else factor_at(layer, block.carry) * x
         return "after", f"{above}.{block.after}", x + branch
     if block.branch:

@@ -182,7 +182,7 @@ def _write_tokens(
 
     from normscope.show.palette import text_on
 
-    wide = ax.get_position().width * ax.figure.get_figwidth()
+    wide = ax.get_window_extent().width / ax.figure.dpi
     below = 0.24 if ax.get_xlabel() == "" else 0.62
     for number, line in enumerate(_lines(tokens, listed, max(wide, 3.0))):
         across = 0.0
@@ -199,7 +199,7 @@ def _write_tokens(
 
 
 def _title(ax: Axes, texts: list[str]) -> None:
-    wide = ax.figure.get_figwidth() - 0.4
+    wide = ax.figure.bbox.width / ax.figure.dpi - 0.4
     caption = ax.annotate(
         "", (0, 1), (0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=8
     )
