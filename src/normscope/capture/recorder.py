@@ -84,6 +84,7 @@ class Recorder:
         self, inventory: Inventory, emit: Callable[[Capture], None], *, fused: bool = False
     ) -> None:
         self.emit = emit
+        self.emitting = False  # whether what is computed now is made of a record, not by the model
         self.fused = fused  # whether plain attention is left to the model's sdpa function
         self.inventory = inventory
         self.open = True
@@ -229,7 +230,7 @@ class Recorder:
         path = f"{self.inventory[module].name}.{probed.projection}"
         weight = probed.weight.unflatten(0, (probed.weights.shape[1], -1))
         projection = Projection(path, weight, probed.bias)
-        self.emit(self._probed_capture(pending, projection, probed.mixed.flatten(2), output))
+        self._emit(self._probed_capture(pending, projection, probed.mixed.flatten(2), output))
 
     def mixed_by_hand(self) -> None:
         """Note a softmax inside an attention module, or attention in an element without one."""
@@ -285,7 +286,7 @@ class Recorder:
         if pending.trail is None:
             if pending.scale is None:
                 self.inventory.note_straight(pending.module)
-            self.emit(self._capture(pending, module, pending.merged, output))
+            self._emit(self._capture(pending, module, pending.merged, output))
             return
         name = self.inventory[module].name
         weight, bias = affine(module, name, pending.merged)
@@ -293,7 +294,7 @@ class Recorder:
             attention = hold(pending.trail, calls, pending.merged, weight, bias)
         except NotFollowed:
             raise self._acted_on(pending.module) from None
-        self.emit(self._held_capture(pending, attention, name, output))
+        self._emit(self._held_capture(pending, attention, name, output))
 
     def _capture(
         self, pending: Pending, module: nn.Module, merged: Tensor, output: Tensor
@@ -350,6 +351,13 @@ class Recorder:
             output=output,
             held=attention.held,
         )
+
+    def _emit(self, captured: Capture) -> None:
+        self.emitting = True
+        try:
+            self.emit(captured)
+        finally:
+            self.emitting = False
 
     def _record(self, pending: Pending, *, output: Tensor, **recorded: Any) -> Capture:
         """Add to the record where the call was made and what the residual connection carries."""
