@@ -556,7 +556,7 @@ class Network(LeavableMode):
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        dim: Any = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if self.padded_left and dim is not None:
             args = (_with_a_key(args[0], dim, kwargs.get("dtype")), *args[1:])
         softmax = of_first(func, args, kwargs)
