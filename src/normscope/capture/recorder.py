@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.capture.follow import Follower, NotFollowed, Trail
 from normscope.capture.held import Held, HeldAttention, hold
+from normscope.capture.joined import in_a_row
 from normscope.capture.probing import first_tensor, probe
 from normscope.capture.projection import Projection, affine, projection_of
 from normscope.capture.record import AttentionKind, Capture, CapturePath
@@ -256,6 +257,10 @@ class Recorder:
             return
         pending = self.pending
         if pending is not None and pending.projection is None:
+            if self.earlier and (joined := self._in_a_row(read)) is not None:
+                self.pending, self.earlier = joined, []
+                joined.projection, joined.merged = module, read
+                return
             trail = None if self.follower is None else self.follower.trail(read)
             if not self.earlier and _feeds(pending, read):
                 pending.projection, pending.merged = module, read
@@ -263,6 +268,15 @@ class Recorder:
                 pending.projection, pending.merged, pending.trail = module, read, trail
         elif pending is None and self.merged is not None and _same(self.merged, read):
             raise self._more_than_a_projection(self.inventory[module].name)
+
+    def _in_a_row(self, read: Tensor) -> Pending | None:
+        """Return the calls of a module as one if a linear layer reads their outputs in a row."""
+        assert self.pending is not None
+        calls = [*self.earlier, self.pending]
+        if read.numel() != sum(call.mixed.numel() for call in calls):
+            return None
+        joined = in_a_row(calls)
+        return joined if joined is not None and _feeds(joined, read) else None
 
     def linear_ends(self, module: nn.Module, output: Any) -> None:
         """Emit the record of the pending call, if this module is its output projection."""
