@@ -230,6 +230,8 @@ class Replay(Network):
         self.running.append(run)
         run.start = self._of_input(run, by_row(run, state))
         started = self._with_component(run, state, run.start)
+        # What else a layer is given, such as an embedding of its own, is no part of its input.
+        args, kwargs = tuple(map(_held, args)), {name: _held(a) for name, a in kwargs.items()}
         if place is None:
             return args, {**kwargs, "hidden_states": started}
         return (*args[:place], started, *args[place + 1 :]), kwargs
