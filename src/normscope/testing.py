@@ -22,15 +22,16 @@ from torch.overrides import TorchFunctionMode
 
 from normscope.capture import capture, eager
 from normscope.capture.interface import NAME
+from normscope.capture.layers import unlisted_layers
 from normscope.capture.scores import lowest
-from normscope.decomposition.available import check_available
+from normscope.decomposition.available import check_has_layers
 from normscope.decomposition.feedforward import FF_BIASES
 from normscope.decomposition.layer import LayerView
-from normscope.decomposition.scopes import ANALYSES, HEAD_MAPS, NAMES, SCOPES
+from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
 from normscope.engine.judge import bound_of
 from normscope.engine.measure import Needs
 from normscope.engine.run import look
-from normscope.errors import ExactnessError
+from normscope.errors import ExactnessError, UnsupportedModelError
 from normscope.foundation.torch_settings import torch_settings
 from normscope.models.architectures import randomize_
 from normscope.models.inventory import configs_of
@@ -195,15 +196,21 @@ def check_layers(
     a proof without rounding use float64 inside ``FullPrecision()``.
     """
     inputs = random_inputs(model) if inputs is None else inputs
-    check_available(model, [n for n in ANALYSES if SCOPES[n].end == "residual"], inputs)
+    check_has_layers(model, inputs)
     worst: dict[str, float] = {}
+    unlisted = bool(unlisted_layers(model))
     for ff_bias in FF_BIASES:
-        replayed = NAMES if ff_bias == FF_BIASES[0] else ()
+        replayed = NAMES if unlisted or ff_bias == FF_BIASES[0] else ()
         needs = Needs(whole_layers=True, weights=True, replay=replayed)
         needs = replace(needs, how=replace(needs.how, ff_bias=ff_bias))
         judged, _ = look(model, inputs, _all_maps, needs=needs, bound=bound)
         for name, gap in judged.gaps[0].items():
             worst[name] = max(gap, worst.get(name, 0.0))
+    if not need_whole_layers(worst):
+        raise UnsupportedModelError(
+            f"no layer of {type(model).__name__} has a map that goes beyond its attention for "
+            "these inputs"
+        )
     return worst
 
 
