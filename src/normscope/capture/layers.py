@@ -71,9 +71,12 @@ class LayerCapture:
                 f"{positions} at a time. If the model's configuration has chunk_size_feed_forward, "
                 "load it with 0"
             )
-        if not self.last.batch_first:
-            return states.transpose(0, 1)
-        return states.reshape(batch, queries, -1)
+        first = self.last.batch_first
+        if batch != queries and states.dim() == 3 and states.shape[:2] == (queries, batch):
+            first = False
+        elif batch != queries and states.shape[:2] == (batch, queries):
+            first = True
+        return states.reshape(batch, queries, -1) if first else states.transpose(0, 1)
 
 
 @shielded

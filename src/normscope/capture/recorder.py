@@ -60,10 +60,16 @@ class Pending:
         return self.version is None or self.version == self.mixed._version
 
     def by_query(self, states: Tensor) -> Tensor:
-        """Return hidden states as (batch, query, hidden), however the module lays them out."""
+        """Return hidden states as (batch, query, hidden), however the module lays them out.
+
+        Its output projection may run on another layout than the module around it.
+        """
         batch, _, query, _ = self.weights.shape
-        states = states.detach()
-        return states.reshape(batch, query, -1) if self.batch_first else states.transpose(0, 1)
+        states, first = states.detach(), self.batch_first
+        layouts = (batch, query), (query, batch)
+        if batch != query and states.dim() == 3 and states.shape[:2] in layouts:
+            first = states.shape[0] == batch
+        return states.reshape(batch, query, -1) if first else states.transpose(0, 1)
 
     def is_by_query(self, states: Tensor) -> bool:
         """Return whether there is a vector for every query, in whatever layout."""

@@ -430,7 +430,10 @@ class Replay(Network):
 def by_row(run: LayerRun, states: Tensor) -> Tensor:
     """Return hidden states of a layer as (row, position, hidden)."""
     rows, positions = run.shape
-    if run.positions_first:
+    first = run.positions_first
+    if rows != positions and states.dim() == 3:  # a module in it may have another layout
+        first = (first or states.shape[:2] == (positions, rows)) and states.shape[0] != rows
+    if first:
         return states.reshape(positions, rows, -1).transpose(0, 1)
     return states.reshape(rows, positions, -1)
 
