@@ -494,6 +494,8 @@ def _feeds(pending: Pending, read: Tensor) -> bool:
 
 def _match_watched(pending: Pending, read: Tensor) -> bool:
     """Find batch and heads of a watched product by comparing its merged heads with ``read``."""
+    if read.dim() > 3:  # the positions of an image are a table
+        read = read.flatten(1, -2)
     if read.dim() != 3:
         return False
     for batch_first in (True, False):
