@@ -39,7 +39,8 @@ from normscope.attribution.heads import (
 )
 from normscope.attribution.labels import label_terms
 from normscope.attribution.options import MEAN, SECANT, ZERO, AttributionOptions, Question
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.account import RowShares
+from normscope.attribution.passes import explain
 from normscope.attribution.reading import join_tokens, spoken
 from normscope.attribution.rows import position_in
 from normscope.attribution.tracing import Segment
