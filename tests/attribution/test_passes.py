@@ -25,8 +25,9 @@ from transformers import (
 
 import normscope
 from normscope import attribute
-from normscope.attribution import passes
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution import account, passes
+from normscope.attribution.account import RowShares
+from normscope.attribution.passes import explain
 from normscope.capture import capture
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.linearisation import network
@@ -136,7 +137,7 @@ def assert_same(first: RowShares, second: RowShares, bound: float = 1e-12) -> No
 
 def row(result: RowShares, at: int, columns: Any) -> RowShares:
     sources = [
-        passes.SourceShares(s.stack, s.part, s.shares[at : at + 1][..., columns])
+        account.SourceShares(s.stack, s.part, s.shares[at : at + 1][..., columns])
         for s in result.sources
     ]
     return RowShares(
@@ -184,13 +185,13 @@ def test_padding_on_either_side_is_the_same(name: str, method: str) -> None:
 def test_one_backward_pass_tells_rows_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass for each row is only for models that mix rows."""
     calls: list[Tensor] = []
-    back = passes._Account._back
+    back = account.Account._back
 
     def counted(self: Any, scalar: Tensor, keep: bool) -> Any:
         calls.append(scalar)
         return back(self, scalar, keep)
 
-    monkeypatch.setattr(passes._Account, "_back", counted)
+    monkeypatch.setattr(account.Account, "_back", counted)
     for method in RULES:
         inputs = tiny_inputs(name)
         floats = {key: t.flip(0) for key, t in inputs.items() if t.is_floating_point()}

@@ -13,6 +13,7 @@ from normscope import InputError
 from normscope.capture import capture
 from normscope.cli import bench_works
 from normscope.cli.bench_works import BenchSettings
+from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.models.architectures import tiny_model
 from tests.helpers.benchmarks import measure, shrink
 
@@ -63,7 +64,7 @@ ATTRIBUTION = ["attribute", "input × gradient", "pairs", "secant"]
 
 
 def test_what_a_model_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {("model.layers", "self"): [*bench_works.HEAD_MAPS, "attn_res_n", "atb"]}
+    known = {("model.layers", "self"): [*HEAD_MAPS, "attn_res_n", "atb"]}
     monkeypatch.setattr(bench_works, "available", lambda _: known)
     settings = BenchSettings(dense=False)
     works = {work.name: work for work in bench_works.plan(settings, tiny_model("mixtral"), 8)}
