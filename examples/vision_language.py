@@ -18,8 +18,8 @@ tower = CLIPVisionConfig(**sizes, num_hidden_layers=1, image_size=40, patch_size
 writer = LlamaConfig(**sizes, num_hidden_layers=1, vocab_size=7, pad_token_id=6)
 kinds = {"vision_config": tower, "text_config": writer, "image_token_index": 5}
 model = LlavaForConditionalGeneration(LlavaConfig(**kinds, vision_feature_layer=-1))
-colours = [[1, -1, -1], [-1, 1, -1], [-1, -1, 1], [1, 1, -1]]  # the words 0 to 3
-painted = torch.tensor([*colours, [1, 1, 1], [-1.0, -1, -1]])
+colours = {"red": [1, -1, -1], "green": [-1, 1, -1], "blue": [-1, -1, 1], "yellow": [1, 1, -1]}
+painted = torch.tensor([*colours.values(), [1, 1, 1], [-1.0, -1, -1]])  # the words 0 to 3, and more
 
 
 def asked(count):
@@ -46,5 +46,5 @@ patches = torch.tensor([[*r.scores.values[[s == "image" for s in r.sides]][1:]] 
 most = int((patches.argmax(1) == places[:, 0]).sum())
 print(f"The model names {right} of 100 colours. In {most} images, that patch supports it most.")
 ax = image_map(results[0])
-ax.set_title(f"The answer “{('red', 'green', 'blue', 'yellow')[answers[0]]}”, by patch", loc="left")
+ax.set_title(f"The answer: {[*colours][answers[0]]}", loc="left", pad=21, weight="bold")
 ax.figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "vision_language.png")
