@@ -45,9 +45,8 @@ with theme():
     ax = figure.subplots()
     for word, label in enumerate(("country", "what is asked")):
         left = parts[:, :word].sum(axis=1)
-        ax.barh(
-            [*stations.values()], parts[:, word], left=left, color=CATEGORIES[word], label=label
-        )
+        look = {"left": left, "color": CATEGORIES[word], "label": label}
+        ax.barh([*stations.values()], parts[:, word], **look)
     ax.invert_yaxis()
     ax.set(xlabel="part of the lengths, mean over all facts")
     ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
