@@ -181,7 +181,7 @@ class FullPrecision(TorchFunctionMode):
             return args[0].double()
         if args and isinstance(args[0], Tensor):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-            kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
+        kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
         return func(*args, **kwargs)
 
 

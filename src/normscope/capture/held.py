@@ -202,7 +202,7 @@ class _Heads:
         rows = torch.arange(batch * queries, device=like.device).view(batch, queries, 1)
         return rows.expand_as(like)
 
-    def _by_query(self, states: Tensor) -> Float[Tensor, "batch query features"]:
+    def _by_query(self, states: Tensor) -> Tensor:
         batch, queries = self.shape[:2]
         if self.batch_first:
             return states.reshape(batch, queries, -1)
@@ -389,7 +389,7 @@ def _is_same(numbers: Int[Tensor, "batch query features"]) -> bool:
     return torch.equal(numbers, numbers[:1, :1].expand_as(numbers))
 
 
-def _by_head(call: Pending, states: Tensor, batch: int) -> Float[Tensor, "batch query head e"]:
+def _by_head(call: Pending, states: Tensor, batch: int) -> Tensor:
     """Return the output of the heads, or numbers in its shape, by query and head."""
     if call.path == "watched":
         by_head = states.reshape(batch, -1, *states.shape[-2:])
