@@ -85,7 +85,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer norm": lambda m: F.layer_norm(merged(m), (12,), GAMMA, BETA),
     "quotient": lambda m: merged(m) / merged(m).norm(dim=-1, keepdim=True),
     "halves": lambda m: torch.cat(merged(m).chunk(2, dim=-1)[::-1], dim=-1),
-    "scaled halves": lambda m: torch.cat([m[:, :, :1] * 2, m[:, :, 1:]], dim=2),
+    "scaled halves": lambda m: torch.cat([m[:, :, :1] * 2.0, m[:, :, 1:]], dim=2),
     "difference": lambda m: m[:, :, 0] - 0.3 * m[:, :, 1],
     "cast": lambda m: merged(m).to(torch.float64).contiguous().detach(),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -23,12 +25,17 @@ HEADS, SIZE = 2, 12
 
 def tower(kind: str) -> Any:
     """A tower of two layers that attends within images, and in windows in "qwen2_5_vl"."""
-    import transformers.models.qwen2_5_vl.modeling_qwen2_5_vl as windowed
-    import transformers.models.qwen2_vl.modeling_qwen2_vl as whole
-
+    whole: Any = import_module("transformers.models.qwen2_vl.modeling_qwen2_vl")
+    windowed: Any = import_module("transformers.models.qwen2_5_vl.modeling_qwen2_5_vl")
     shape: dict[str, Any] = {"patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
     if kind == "qwen2_vl":
-        sizes = {"depth": 2, "embed_dim": 24, "hidden_size": 24, "num_heads": 2, "mlp_ratio": 2}
+        sizes: dict[str, Any] = {
+            "depth": 2,
+            "embed_dim": 24,
+            "hidden_size": 24,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+        }
         model: Any = whole.Qwen2VisionTransformerPretrainedModel(
             whole.Qwen2VLVisionConfig(**sizes, **shape)
         )
@@ -71,7 +78,7 @@ def attended(model: Any, inputs: dict[str, Tensor]) -> list[tuple[Tensor, Tensor
             return x * cos + torch.cat((-second, first), dim=-1) * sin
 
         bounds = kwargs["cu_seqlens"].tolist()
-        pieces = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
+        pieces = [b - a for a, b in itertools.pairwise(bounds)]
         noted.append((turned(qkv[0]), turned(qkv[1]), pieces))
 
     blocks: Any = model.blocks

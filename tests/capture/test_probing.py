@@ -101,7 +101,8 @@ def test_longformers_windows() -> None:
         vocab_size=60, hidden_size=HIDDEN, num_hidden_layers=1, num_attention_heads=HEADS,
         intermediate_size=16, attention_window=4, pad_token_id=1, max_position_embeddings=40,
     )  # fmt: skip
-    model: Any = LongformerModel(config).to(torch.float64).eval()
+    model: Any = LongformerModel(config)
+    model = model.to(torch.float64).eval()
     randomize_(model)
     ids = torch.arange(8).view(1, 8) + 12
     noted: list[Tensor] = []
