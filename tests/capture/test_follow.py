@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normscope.capture.follow import Follower, Trail
+from normscope.capture.follow import HeadFollower, Trail
 from normscope.foundation.torch_settings import LeavableMode
 
 GAMMA = nn.Parameter(torch.linspace(0.5, 2, 12, dtype=torch.float64))
@@ -20,7 +20,7 @@ BETA = nn.Parameter(torch.linspace(-1, 1, 12, dtype=torch.float64))
 class Followed(LeavableMode):
     """Reports every torch function to a follower."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: HeadFollower) -> None:
         super().__init__()
         self.follower = follower
 
@@ -39,7 +39,7 @@ def heads(seed: int = 0) -> Tensor:
 
 
 def followed(function: Callable[..., Tensor], *outputs: Tensor) -> tuple[Tensor, Trail | None]:
-    follower = Follower()
+    follower = HeadFollower()
     for output in outputs:
         follower.begin(output)
     with torch.no_grad(), Followed(follower):

@@ -209,7 +209,7 @@ def test_a_difference_of_softmaxes_is_one_head_with_a_signed_weight() -> None:
     from normscope.models.architectures import randomize_
 
     sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 40}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2}
     model: Any = DiffLlamaModel(DiffLlamaConfig(vocab_size=60, pad_token_id=1, **sizes, **heads))
     model = model.to(torch.float64).eval()
     randomize_(model)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normscope.capture.follow import Follower, NotFollowed, Trail
-from normscope.capture.held import Held, HeldAttention, hold
+from normscope.capture.follow import HeadFollower, NotFollowed, Trail
+from normscope.capture.held import Held, HeldHeads, hold
 from normscope.capture.joined import in_a_row
 from normscope.capture.probing import first_tensor, probe
 from normscope.capture.projection import Projection, affine, projection_of
@@ -91,13 +91,14 @@ class Recorder:
         self, inventory: Inventory, emit: Callable[[Capture], None], *, fused: bool = False
     ) -> None:
         self.emit = emit
+        self.emitting = False  # whether what is computed now is made of a record, not by the model
         self.fused = fused  # whether plain attention is left to the model's sdpa function
         self.inventory = inventory
         self.open = True
         self.watch: TorchFunctionMode | None = None
         self.pending: Pending | None = None
         self.earlier: list[Pending] = []  # calls of the same module whose heads are joined with it
-        self.follower: Follower | None = None  # of what acts on the output of the pending heads
+        self.follower: HeadFollower | None = None  # of what acts on the output of the pending heads
         self.merged: Tensor | None = None  # the input of the last output projection
         self.running: set[str] = set()  # stacks whose owner is running
         self.steps: dict[str, int] = {}  # stack -> number of runs begun, less one
@@ -194,7 +195,8 @@ class Recorder:
             read = seen and self._delivers(pending, output)
         if read:
             return
-        if not seen and not self.by_hand and self.watch is not None:
+        watched = self.watch is not None and begun.arguments is not None
+        if not seen and not self.by_hand and watched:
             # Without any softmax there are no attention weights: a linear attention.
             self.without.add(self.inventory[module].element)
             return
@@ -235,7 +237,7 @@ class Recorder:
         path = f"{self.inventory[module].name}.{probed.projection}"
         weight = probed.weight.unflatten(0, (probed.weights.shape[1], -1))
         projection = Projection(path, weight, probed.bias)
-        self.emit(self._probed_capture(pending, projection, probed.mixed.flatten(2), output))
+        self._emit(self._probed_capture(pending, projection, probed.mixed.flatten(2), output))
 
     def mixed_by_hand(self) -> None:
         """Note a softmax inside an attention module, or attention in an element without one."""
@@ -250,7 +252,7 @@ class Recorder:
         else:
             self._refuse_pending()
             straight = pending.module in self.inventory.straight
-            self.follower = None if straight or self.watch is None else Follower()
+            self.follower = None if straight or self.watch is None else HeadFollower()
         if self.follower is not None:
             pending.keep()
             self.follower.begin(pending.returned)
@@ -304,7 +306,7 @@ class Recorder:
         if pending.trail is None:
             if pending.scale is None:
                 self.inventory.note_straight(pending.module)
-            self.emit(self._capture(pending, module, pending.merged, output))
+            self._emit(self._capture(pending, module, pending.merged, output))
             return
         name = self.inventory[module].name
         weight, bias = affine(module, name, pending.merged)
@@ -312,7 +314,7 @@ class Recorder:
             attention = hold(pending.trail, calls, pending.merged, weight, bias)
         except NotFollowed:
             raise self._acted_on(pending.module) from None
-        self.emit(self._held_capture(pending, attention, name, output))
+        self._emit(self._held_capture(pending, attention, name, output))
 
     def _capture(
         self, pending: Pending, module: nn.Module, merged: Tensor, output: Tensor
@@ -356,7 +358,7 @@ class Recorder:
         )
 
     def _held_capture(
-        self, pending: Pending, attention: HeldAttention, name: str, output: Tensor
+        self, pending: Pending, attention: HeldHeads, name: str, output: Tensor
     ) -> Capture:
         """The record of a call on whose heads something acted before the projection."""
         pending.weights, pending.batch_first = attention.weights, attention.batch_first
@@ -369,6 +371,13 @@ class Recorder:
             output=output,
             held=attention.held,
         )
+
+    def _emit(self, captured: Capture) -> None:
+        self.emitting = True
+        try:
+            self.emit(captured)
+        finally:
+            self.emitting = False
 
     def _record(self, pending: Pending, *, output: Tensor, **recorded: Any) -> Capture:
         """Add to the record where the call was made and what the residual connection carries."""
