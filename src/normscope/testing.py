@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
-from normscope.capture import capture, eager
+from normscope.capture import eager
 from normscope.capture.interface import NAME
 from normscope.capture.layers import unlisted_layers
 from normscope.capture.scores import lowest
@@ -119,12 +119,12 @@ def _is_own(model: nn.Module, inputs: Mapping[str, Any], bound: float) -> bool:
     Models that make boolean masks themselves are read in another way by eager attention, which adds
     them to the scores. A float64 model is compared in full precision.
     """
-    outputs = []
-    full = FullPrecision() if next(model.parameters()).dtype == torch.float64 else nullcontext()
-    for context in (nullcontext(), capture(model, lambda _: None)):
-        with _same_random(), evaluating(model), torch.no_grad(), full, context:
-            outputs.append(_tensors(model(**inputs)))
-    own, captured = outputs
+    wide = next(model.parameters()).dtype == torch.float64
+    with FullPrecision() if wide else nullcontext():
+        with _same_random(), evaluating(model), torch.no_grad():
+            own = _tensors(model(**inputs))
+        with _same_random():
+            captured = _tensors(look(model, inputs, lambda _: None)[1])
     if own.keys() != captured.keys():
         return False
     for name, tensor in own.items():
@@ -181,7 +181,7 @@ class FullPrecision(TorchFunctionMode):
             return args[0].double()
         if args and isinstance(args[0], Tensor):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-            kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
+        kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
         return func(*args, **kwargs)
 
 
