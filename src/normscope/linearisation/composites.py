@@ -118,6 +118,20 @@ def _log_softmax(
     return x - torch.logsumexp(x, dim, keepdim=True)
 
 
+def _squared_error(first: Tensor, second: Tensor, *_: Any, reduction: str = "mean", **__: Any) -> Tensor:
+    squares = (first - second).square()
+    if reduction == "none":
+        return squares
+    return squares.mean() if reduction == "mean" else squares.sum()
+
+
+# The arguments of nn.MultiheadAttention's function after its output projection, in their order.
+_SEPARATE = (
+    "training key_padding_mask need_weights attn_mask use_separate_proj_weight q_proj_weight "
+    "k_proj_weight v_proj_weight"
+).split()
+
+
 def _multi_head(
     query: Tensor,
     key: Tensor,
@@ -131,13 +145,21 @@ def _multi_head(
 ) -> tuple[Tensor, None]:
     """Compute nn.MultiheadAttention, whose inputs are (position, row, hidden)."""
     bias_k, bias_v, add_zero, _, out_weight, out_bias = rest[:6]
-    if bias_k is not None or bias_v is not None or add_zero or weight is None:
+    if bias_k is not None or bias_v is not None or add_zero:
         raise UnsupportedModelError("nn.MultiheadAttention with extra keys has no rule")
+    for name, given in zip(_SEPARATE, rest[6:], strict=False):
+        options.setdefault(name, given)
+    if options.get("use_separate_proj_weight"):
+        weights = [options[f"{name}_proj_weight"] for name in "qkv"]
+    elif weight is None:
+        raise UnsupportedModelError("nn.MultiheadAttention without weights has no rule")
+    else:
+        weights = [*weight.chunk(3)]
     projected = [
         functional.linear(x, w, b)
         for x, w, b in zip(
             (query, key, value),
-            weight.chunk(3),
+            weights,
             (None,) * 3 if bias is None else bias.chunk(3),
             strict=True,
         )
@@ -145,6 +167,8 @@ def _multi_head(
     batch = query.shape[1]
     q, k, v = (x.reshape(x.shape[0], batch, heads, -1).permute(1, 2, 0, 3) for x in projected)
     mask = options.get("attn_mask")
+    if mask is not None and mask.dim() == 3:  # for each head of each row
+        mask = mask.reshape(batch, heads, *mask.shape[1:])
     padding = options.get("key_padding_mask")
     if padding is not None:
         hidden = padding[:, None, None, :]
@@ -163,5 +187,6 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "cosine_similarity": _cosine,
     "glu": _glu,
     "log_softmax": _log_softmax,
+    "mse_loss": _squared_error,
     "multi_head_attention_forward": _multi_head,
 }
