@@ -88,12 +88,17 @@ def _vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False
     return x.square().sum(dims, keepdim=keepdim).sqrt()
 
 
+def _distances(x: Tensor, y: Tensor, p: Any = 2.0, *_: Any, **__: Any) -> Tensor:
+    return _vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
 COMPOSITE_SCALES: dict[str, Callable[..., Any]] = {
     "var": _variance,
     "std": lambda *args, **kwargs: _variance(*args, **kwargs).sqrt(),
     "norm": lambda x, p=2, dim=None, keepdim=False, **_: _vector_norm(x, p, dim, keepdim),
     "linalg_vector_norm": _vector_norm,
     "vector_norm": _vector_norm,
+    "cdist": _distances,
 }
 
 

@@ -582,6 +582,9 @@ class Network(LeavableMode):
         name = func.__name__
         if self.rules.norm == "held" and not (name == "logsumexp" and self.rules.softmax != "held"):
             return _held(func, args, kwargs)
+        if name == "cdist":  # of which both arguments may be states
+            with self:
+                return COMPOSITE_SCALES[name](*args, **kwargs)
         if self.rules.norm != "secant":
             return self.tangent(of_first(func, args, kwargs), (args[0],))
         if name == "logsumexp":
