@@ -309,9 +309,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "unit triangular system": lambda x: torch.linalg.solve_triangular(
         _system(x), x, upper=True, unitriangular=True
     ),
-    "system from the right": lambda x: torch.linalg.solve_triangular(
-        _system(x), x.mT, upper=True, left=False
-    ).mT,
+    "system from the right": lambda x: (
+        torch.linalg.solve_triangular(_system(x), x.mT, upper=True, left=False).mT
+    ),
     "constant system": lambda x: torch.linalg.solve_triangular(_SQUARE[:3, :3] + 3, x, upper=False),
     "constant places": lambda x: _sampled(x, torch.zeros_like(x)),
     "mean squares": lambda x: x * functional.mse_loss(x, 2 + x @ _SQUARE, reduction="none"),
@@ -454,7 +454,9 @@ def _interpolated(x: Tensor) -> Tensor:
         (lambda x: _sampled(x, x @ _SQUARE), _interpolated),
         (
             FUNCTIONS["scores in a mask"],
-            lambda x: torch.softmax(2 * x @ x.mT / 8**0.5 + x @ _SQUARE @ x.mT / 9, -1).detach() @ x,
+            lambda x: (
+                torch.softmax(2 * x @ x.mT / 8**0.5 + x @ _SQUARE @ x.mT / 9, -1).detach() @ x
+            ),
         ),
         (FUNCTIONS["an autograd function"], functional.silu),
         (lambda x: torch.cat([x[..., :4], _without_gradients(x[..., 4:])], -1),

@@ -57,6 +57,7 @@ def _solver(upper: bool, left: bool, unit: bool) -> SecantSolve:
 
 
 _MASK = noise(4, 3, 5, 5, seed=3) + 0.1  # what the test below draws as the fourth state
+_ALL_HEADS = noise(4, 1, 5, 5, seed=3) + 0.1
 CAUSAL = Call(None, causal=True, scale=None)
 SDPA = functional.scaled_dot_product_attention
 SHAPE = (4, 3, 5, 6)  # two pairs of rows
@@ -89,7 +90,7 @@ OPERATORS: dict[str, tuple[Callable[[], Operator], list[tuple[int, ...]], bool]]
         True,
     ),
     "attention with scores of all heads": (
-        lambda: SecantAttention(SDPA, Call(noise(4, 1, 5, 5, seed=3) + 0.1, causal=False, scale=None)),
+        lambda: SecantAttention(SDPA, Call(_ALL_HEADS, causal=False, scale=None)),
         [SHAPE, SHAPE, SHAPE, (4, 1, 5, 5)],
         True,
     ),

@@ -106,8 +106,8 @@ class Account:
             raise UnsupportedModelError(
                 f"this output of {network.structure.kind} depends on its inputs only through what "
                 f'the method "{network.rules.name}" holds fixed (attention weights, the scales of '
-                "norms, gates, codes, and other choices among entries), or not at all, so nothing of it "
-                "has a share; explain an output that comes before these"
+                "norms, gates, codes, and other choices among entries), or not at all, so nothing of "
+                "it has a share; explain an output that comes before these"
             )
         self.network, self.values = network, values
         self.rows = network.explained_rows
@@ -159,7 +159,9 @@ class Account:
 
     @staticmethod
     def _at(
-        shares: dict[Place, Tensor], place: Place, passes: Sequence[tuple[dict[Place, Tensor], object]]
+        shares: dict[Place, Tensor],
+        place: Place,
+        passes: Sequence[tuple[dict[Place, Tensor], object]],
     ) -> Tensor:
         if place in shares:
             return shares[place]
@@ -225,7 +227,8 @@ class Account:
             if grad is not None:
                 place = (source.stack, source.part)
                 parts[place, number] = self._products(source.leaf.detach(), grad)
-        parts.update(ledger.positions)
+        for key, constants in ledger.positions.items():
+            parts[key] = constants
         return {key: products.to(self.values.device) for key, products in parts.items()}
 
     def _products(self, leaf: Tensor, grad: Tensor) -> Tensor:

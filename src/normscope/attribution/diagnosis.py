@@ -44,8 +44,8 @@ def diagnose(network: Network, forward: Callable[[Network], Tensor]) -> str:
 
 def failure(kind: str, error: Exception) -> UnsupportedModelError:
     """Describe an error that a model raises as a linearised network, and not by itself."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [f for f in frames if not f.filename.startswith(_FOLDERS)]
+    walked = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in walked if not f.filename.startswith(_FOLDERS)]
     place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
     return UnsupportedModelError(
         f"{kind} does{place if frames else ''} what cannot be replaced by linear maps: "

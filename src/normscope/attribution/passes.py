@@ -26,7 +26,6 @@ from normscope.errors import InputError, NormscopeError
 from normscope.foundation.interrupts import shielded
 from normscope.linearisation.custom_functions import taken_apart
 from normscope.linearisation.network import Network, Source, networks_kept, running
-from normscope.linearisation.operators import inner
 from normscope.linearisation.rules import Rules
 from normscope.linearisation.running import (
     copies_saved,
@@ -35,7 +34,7 @@ from normscope.linearisation.running import (
     visible_attention,
 )
 from normscope.linearisation.structure import structure_of
-from normscope.linearisation.trace import Trace, Tracer
+from normscope.linearisation.trace import Tracer
 from normscope.models.completeness import made_up, refuse_made_up
 from normscope.models.running import accepted_by, evaluating
 
@@ -96,9 +95,7 @@ def explain(
             again = True
             shares, account = setup.shares(again)
         dtypes = account.network.dtypes
-        if setup.rows > 1 and not setup.gaps(shares).max() <= share_bound(
-            dtypes, rules.difference
-        ):
+        if setup.rows > 1 and not setup.gaps(shares).max() <= share_bound(dtypes, rules.difference):
             # A batch may be laid out in a way that hides whose row a bias belongs to.
             shares, account = setup.shares(again, row_by_row=True)
         judge_shares(
@@ -178,7 +175,7 @@ class _Setup:
         """Let a network see the model's modules, also in a backward pass that recomputes them."""
         with ExitStack() as stack:
             stack.enter_context(networks_kept())
-            stack.enter_context(taken_apart(running))
+            stack.enter_context(taken_apart(self.model, running))
             stack.enter_context(network.structure.watched(network))
             if network.tracer is not None:
                 for handle in network.tracer.hooks():
@@ -217,7 +214,12 @@ class _Setup:
                 given[name] = network.source(stack, "word", given[name])
         if self.from_inputs:
             for name, t in given.items():
-                if isinstance(t, Tensor) and t.is_floating_point() and t.dim() and not t.requires_grad:
+                if (
+                    isinstance(t, Tensor)
+                    and t.is_floating_point()
+                    and t.dim()
+                    and not t.requires_grad
+                ):
                     given[name] = _input_source(network, name, t)
         if "use_cache" in accepted_by(self.model):
             given.setdefault("use_cache", False)

@@ -123,7 +123,9 @@ def _log_softmax(
     return x - torch.logsumexp(x, dim, keepdim=True)
 
 
-def _squared_error(first: Tensor, second: Tensor, *_: Any, reduction: str = "mean", **__: Any) -> Tensor:
+def _squared_error(
+    first: Tensor, second: Tensor, *_: Any, reduction: str = "mean", **__: Any
+) -> Tensor:
     squares = (first - second).square()
     if reduction == "none":
         return squares
@@ -132,9 +134,9 @@ def _squared_error(first: Tensor, second: Tensor, *_: Any, reduction: str = "mea
 
 # The arguments of nn.MultiheadAttention's function after its output projection, in their order.
 _SEPARATE = (
-    "training key_padding_mask need_weights attn_mask use_separate_proj_weight q_proj_weight "
-    "k_proj_weight v_proj_weight"
-).split()
+    *("training", "key_padding_mask", "need_weights", "attn_mask", "use_separate_proj_weight"),
+    *("q_proj_weight", "k_proj_weight", "v_proj_weight"),
+)
 
 
 def _multi_head(
