@@ -106,8 +106,8 @@ class Account:
             raise UnsupportedModelError(
                 f"this output of {network.structure.kind} depends on its inputs only through what "
                 f'the method "{network.rules.name}" holds fixed (attention weights, the scales of '
-                "norms, gates, codes, and other choices among entries), or not at all, so nothing of "
-                "it has a share; explain an output that comes before these"
+                "norms, gates, codes, and other choices among entries), or not at all, so nothing "
+                "of it has a share; explain an output that comes before these"
             )
         self.network, self.values = network, values
         self.rows = network.explained_rows

@@ -33,6 +33,7 @@ from normscope.attribution.heads import (
     SEQ2SEQ,
     SPANS,
     WORDS,
+    detects,
     head_of,
     is_index,
     labels_of,
@@ -510,6 +511,8 @@ class InputRows:
         if names.ids is None and names.pictures:
             hears = any(isinstance(self.inputs.get(name), Tensor) for name in FEATURES)
             return "audio" if hears else "image"
+        if stack == "decoder" and detects(self.model):
+            return "objects"
         return ("target" if stack == "decoder" else "source") if self.two else "text"
 
     def _word(self, term: Term) -> str:

@@ -36,6 +36,7 @@ from normscope.linearisation.running import (
 from normscope.linearisation.structure import structure_of
 from normscope.linearisation.trace import Tracer
 from normscope.models.completeness import made_up, refuse_made_up
+from normscope.models.left_padding import refuse_nan_of_padding, rows_padded_left
 from normscope.models.running import accepted_by, evaluating
 
 Explained = Callable[[Any], Tensor]  # the model's output -> scalars, (row, step)
@@ -82,6 +83,8 @@ def explain(
     setup = _Setup(model, inputs, value, rules, trace)
     with setup.prepared(), setup.named_failures():
         refuse_made_up(model, setup.made_up(), "this output")
+        if setup.padded_left:
+            refuse_nan_of_padding(model, inputs, setup.plain())
         again = worth_recomputing(model, inputs) if recompute == "auto" else bool(recompute)
         try:
             shares, account = setup.shares(again)
@@ -152,13 +155,21 @@ class _Setup:
     from_inputs: bool = False  # whether the sources are the model's inputs, such as pixels
 
     @property
+    def padded_left(self) -> bool:
+        """Whether padding may have queries without a key: a mask of float64 is -inf in float32."""
+        dtypes = {parameter.dtype for parameter in self.model.parameters()}
+        return torch.float64 in dtypes and bool(rows_padded_left(self.inputs))
+
+    @property
     def rows(self) -> int:
         """The number of rows of the batch."""
         return row_count(self.inputs)
 
     def network(self) -> Network:
         """Return a network that has not run."""
-        return Network(structure_of(self.model), self.rules, self.rows)
+        network = Network(structure_of(self.model), self.rules, self.rows)
+        network.padded_left = self.padded_left
+        return network
 
     @shielded
     def prepared(self) -> Iterator[None]:

@@ -207,7 +207,11 @@ def _bound(model: Any) -> float | None:
 def _attention(model: Any, inputs: Mapping[str, Any]) -> float:
     from normscope.testing import check_architecture
 
-    return check_architecture(model, inputs, bound=_bound(model)).worst
+    try:
+        return check_architecture(model, inputs, bound=_bound(model)).worst
+    except ExactnessError:  # some norms between heads and projection round to float32
+        with _precision(model):
+            return check_architecture(model, inputs, bound=_bound(model)).worst
 
 
 def _layer(model: Any, inputs: Mapping[str, Any]) -> float:

@@ -133,6 +133,7 @@ class Network(LeavableMode):
         # Whether `torch.no_grad` in a model, which saves memory in training, is without effect.
         self.keeps_gradients = False
         self.tracer: Tracer | None = None
+        self.padded_left = False  # whether queries of padding may have no key
         # Components to push forwards: a function of the stack, the part and the source's value.
         self.components: Callable[[Source], Tensor] | None = None
         self._origins: dict[Any, Origin] = {}
@@ -564,11 +565,13 @@ class Network(LeavableMode):
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if self.padded_left and dim is not None:
+            args = (_with_a_key(args[0], dim, kwargs.get("dtype")), *args[1:])
         softmax = of_first(func, args, kwargs)
         if self.rules.softmax == "held":
             alpha: Tensor = _held(func, args, kwargs)
         elif self.rules.softmax == "secant":
-            dim = kwargs["dim"] if "dim" in kwargs else args[1]
             alpha = SecantSoftmax(softmax, dim)(args[0])
         else:
             alpha = self.tangent(softmax, (args[0],))
@@ -729,6 +732,15 @@ def _written_out(u: Tensor, held: _Gate) -> _Gate:
 
 def _gate(tensor: Any) -> _Gate | None:
     return getattr(tensor, "_normscope_gate", None)
+
+
+def _with_a_key(scores: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    """Return scores in which queries without a key have even weights instead of NaN.
+
+    They are queries of padding, which do not reach what is explained, but 0 · NaN would.
+    """
+    masked = scores.detach().to(dtype or scores.dtype) == -torch.inf
+    return scores.masked_fill(masked.all(dim, keepdim=True), 0.0)
 
 
 @functools.cache
