@@ -179,6 +179,9 @@ class FullPrecision(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.float:
             return args[0].double()
+        if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
+            # A model's own float32 tensor, into which it writes what it has cast to float32.
+            return func(args[0], args[1], args[2].to(args[0].dtype))
         if args and isinstance(args[0], Tensor):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
         kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
