@@ -190,7 +190,7 @@ def affine_maps(
         if inputs is not None:
             raise
         raise InputError(
-            f"{type(model).__name__} does not run on random token ids alone; give the model's own "
+            f"{type(model).__name__} does not run on random inputs; give the model's own "
             "keyword arguments as inputs="
         ) from problem
     return _choose(model, by_stack, stack, kind)
