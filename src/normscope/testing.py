@@ -184,7 +184,8 @@ class FullPrecision(TorchFunctionMode):
             return func(args[0], args[1], args[2].to(args[0].dtype))
         if args and isinstance(args[0], Tensor):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-        kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
+        if func is not torch.tensor:  # constants of a model, which a compiled function rounds too
+            kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
         return func(*args, **kwargs)
 
 

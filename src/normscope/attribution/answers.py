@@ -250,12 +250,13 @@ class CallerValue:
         batch = _rows_in(output)
         if batch == self.rows == 1:
             return self._number(output).reshape(1, 1)
-        each = torch.stack([self._number(row_of(output, row, batch)) for row in range(batch)])
         if batch > self.rows:
             # A method for differences needs the two rows of a pair in one tensor wherever the
             # function is not linear, so prefer a function that works on a whole batch.
-            whole = self._of_batch(output, each)
-            each = each if whole is None else whole
+            values = [self._number(row_of(output, row, batch, held=True)) for row in range(batch)]
+            if (whole := self._of_batch(output, torch.stack(values))) is not None:
+                return whole.reshape(-1, 1)
+        each = torch.stack([self._number(row_of(output, row, batch)) for row in range(batch)])
         return each.reshape(-1, 1)
 
     def _number(self, output: Any) -> Tensor:
@@ -289,12 +290,17 @@ def _values(output: Any) -> Sequence[Any]:
     return list(output.values()) if hasattr(output, "values") else list(output)
 
 
-def row_of(output: Any, row: int, batch: int) -> Any:
-    """Return a model's output for one row, with the batch axis kept."""
+def row_of(output: Any, row: int, batch: int, *, held: bool = False) -> Any:
+    """Return a model's output for one row, with the batch axis kept; as constants if ``held``."""
+
+    def part(value: Any) -> Any:
+        return row_of(value, row, batch, held=held)
+
     if isinstance(output, Tensor):
+        output = output.detach() if held else output
         return output[row : row + 1] if output.ndim and len(output) == batch else output
     if isinstance(output, list | tuple):
-        return type(output)(row_of(value, row, batch) for value in output)
+        return type(output)(part(value) for value in output)
     if hasattr(output, "items") and hasattr(output, "to_tuple"):  # transformers' ModelOutput
-        return type(output)(**{name: row_of(value, row, batch) for name, value in output.items()})
+        return type(output)(**{name: part(value) for name, value in output.items()})
     return output

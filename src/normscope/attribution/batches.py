@@ -34,7 +34,7 @@ from normscope.attribution.options import SECANT, AttributionOptions
 from normscope.attribution.passes import explain
 from normscope.attribution.rows import AskedRow
 from normscope.engine.batches import by_length, halves
-from normscope.errors import InputError, NormscopeError
+from normscope.errors import InputError, NormscopeError, UnsupportedModelError
 from normscope.foundation.progress import stage
 from normscope.linearisation.rules import rules_of
 from normscope.models.running import accepted_by, evaluating
@@ -248,11 +248,12 @@ def _readable_errors(model: Any, row: AskedRow) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
-        if row.function is None or isinstance(error, NormscopeError):
+    except (RuntimeError, UnsupportedModelError) as error:
+        cause = error.__cause__ if isinstance(error, NormscopeError) else error
+        if row.function is None or isinstance(cause, NormscopeError | None):
             raise
         raise InputError(
-            f"the function in answer= cannot be explained ({error}). With a baseline, a function "
+            f"the function in answer= cannot be explained ({cause}). With a baseline, a function "
             "that is not linear must work on a whole batch, as output.logits[:, -1].log_softmax(-1)"
             "[:, 5] does"
         ) from error
