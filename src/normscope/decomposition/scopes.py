@@ -11,7 +11,7 @@ In a formula, `_{…}` is a subscript and `^{…}` a superscript.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 # Where in a layer a scope ends, in the order in which a layer passes these stations.
@@ -78,6 +78,16 @@ class Scope:
     def shares(self) -> bool:
         """Whether the rows are shares that add up to 1."""
         return self.related and not self.signed
+
+    @property
+    def adds_residual(self) -> bool:
+        """Whether a rollout has to add the residual connection, which is not in the map."""
+        return not self.related and not self.with_residual
+
+    @property
+    def rows_divided(self) -> bool:
+        """Whether a rollout divides rows by their sums, as in the paper of the map."""
+        return self.cell != "length" or self.adds_residual
 
     @property
     def per_head(self) -> bool:
@@ -351,6 +361,7 @@ SCOPES = {scope.name: scope for scope in _TABLE}
 NAMES = tuple(SCOPES)
 
 WEIGHTS, NORMS = "attn_w", "attn_n"  # what the 2020 paper compares
+ALTI = "alti"  # what is rolled out by default
 HEAD_MAPS = (WEIGHTS, NORMS)
 # The maps that single heads have, and all maps that need nothing beyond the attention itself.
 PER_HEAD = tuple(scope.name for scope in _TABLE if scope.per_head)
@@ -366,6 +377,28 @@ BLOCK_MAPS = tuple(
 )
 # The maps whose rows are shares that add up to 1, or signed: neither lengths nor weights.
 RELATED = tuple(scope.name for scope in _TABLE if scope.related)
+
+
+def scope_of(name: str) -> Scope | None:
+    """Return the row of a map, or that of the map that was rolled out; None if unknown."""
+    kind, _, rest = name.partition("_")
+    scope = SCOPES.get(rest)
+    if name in SCOPES or scope is None or kind not in ("rollout", "flow"):
+        return SCOPES.get(name)
+    rolled = kind == "rollout"
+    return replace(
+        scope,
+        name=name,
+        short=f"{kind} of {scope.short}",
+        label=f"{kind} of {scope.label}",
+        title=f"{kind.capitalize()} through the layers: {scope.label}",
+        formula="R^{l} = C^{l} R^{l−1}" if rolled else "max-flow from (l, i) to (0, j)",
+        whole=f"the {kind}",
+        meaning="What a position takes from each input position, through all layers up to this "
+        f"one: {'the product' if rolled else 'the most that can flow through the graph'} of the "
+        "layers' maps. The paths inside a layer are those that the map sees.",
+        formula_with_column="",
+    )
 
 
 def by_vectors(names: Iterable[str] = NAMES) -> list[Scope]:

@@ -21,6 +21,7 @@ from normscope.show.plots.style import (
     as_array,
     brief,
     colour_bar,
+    diverging,
     figure,
     headline,
     ink,
@@ -94,7 +95,7 @@ def compare(
     images = []
     for name, array, cells, ax in zip(names, arrays, values, flat, strict=True):
         titles = _titles(result[name], None if new else layer, None if new else head, normalise)
-        largest = np.max(values) if normalise else cells.max()
+        largest = np.abs(values).max() if normalise else np.abs(cells).max()
         images.append(_draw_map(ax, array, cells, titles[0], float(largest)))
         _wrap_title(ax, array, 0.2)
         if not normalise:
@@ -134,7 +135,7 @@ def heatmap(
     values = row_shares(array) if normalise else array.to_numpy()
     if ax is None:
         ax = _new_figure(1, array).subplots()
-    image = _draw_map(ax, array, values, title, float(values.max()))
+    image = _draw_map(ax, array, values, title, float(np.abs(values).max()))
     _wrap_title(ax, array, BAR + 0.3)
     if normalise:
         _share_bar(image, [ax])
@@ -154,7 +155,10 @@ def _draw_map(
     ax: Axes, array: LabelledArray, values: NDArray[Any], title: str, largest: float
 ) -> Any:
     """Draw the cells of a map with its tokens and its title, and return the image."""
-    style: Any = {"cmap": sequential(), "vmin": 0, "vmax": largest if largest > 0 else 1}
+    largest = largest if largest > 0 else 1
+    style: Any = {"cmap": sequential(), "vmin": 0, "vmax": largest}
+    if array.signed:
+        style = {"cmap": diverging(), "vmin": -largest, "vmax": largest}
     image = ax.imshow(values, **style, aspect="equal", interpolation="nearest", origin="upper")
     _label_cells(ax, array)
     ax.set_title("", fontsize=10, pad=8).update(plain(title))
