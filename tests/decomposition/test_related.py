@@ -84,9 +84,10 @@ def linear_norm(module: Any, name: str) -> tuple[Array, float, bool]:
 def test_closeness_routes_and_effective_attention_against_loops(name: str) -> None:
     model, results = tiny_model(name), run(name)
     captures, given = states_of(name)
-    layers = model.get_submodule(LAYERS[name])
+    layers: Any = model.get_submodule(LAYERS[name])
     row = 1
-    result = getattr(results[row], "encoder", None) if name == "marian" else results[row]
+    result: Any = results[row].encoder if name == "marian" else results[row]
+    expected: Any
     real = tiny_inputs(name)["attention_mask"][row].bool().numpy()
     for number, (captured, x) in enumerate(zip(captures, given, strict=True)):
         alpha = captured.alpha[row].numpy()[:, real][:, :, real]
@@ -129,7 +130,8 @@ def test_value_zeroing_is_running_the_layer_again(name: str) -> None:
     model, inputs, results = tiny_model(name), tiny_inputs(name), run(name)
     path, zero = VALUES[name]
     row, number = 1, 1
-    layer = model.get_submodule(LAYERS[name])[number]
+    layers: Any = model.get_submodule(LAYERS[name])
+    layer = layers[number]
     result = results[row].encoder if name == "marian" else results[row]
     size = inputs["input_ids"].shape[1]
     cells = related_reference.zeroed(
@@ -150,7 +152,7 @@ def test_cross_attention_has_the_residual_in_a_column() -> None:
     with torch.no_grad(), normscope.capture(model) as captures:
         model(**inputs)
     hook.remove()
-    captured = [c for c in captures if c.kind == "cross"][number]
+    captured: Any = [c for c in captures if c.kind == "cross"][number]
     source = inputs["attention_mask"][row].bool().numpy()
     target = inputs["decoder_attention_mask"][row].bool().numpy()
     f = reference.vectors_from_values(
@@ -308,7 +310,9 @@ def test_blocks_batches_and_the_way_in_change_nothing(
 
 def test_reductions_of_shares_and_refusals() -> None:
     model, inputs = tiny_model("bert"), tiny_inputs("bert")
-    reduced = normscope.analyze_inputs(model, inputs, maps=["alti"], reduce=["argmax", "row_sum"])[1]
+    reduced = normscope.analyze_inputs(model, inputs, maps=["alti"], reduce=["argmax", "row_sum"])[
+        1
+    ]
     full = normscope.analyze_inputs(model, inputs, maps=["alti"])[1]["alti"]
     assert_allclose(reduced.row_sum["alti"].values, 1)
     assert (reduced.argmax["alti"].values == full.values.argmax(axis=-1)).all()

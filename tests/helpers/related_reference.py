@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 def closeness(whole: Array, part: Array, order: int) -> float:
     """max(0, ‖Y‖ − ‖Y − t‖)."""
-    return max(0.0, np.linalg.norm(whole, order) - np.linalg.norm(whole - part, order))
+    return max(0.0, float(np.linalg.norm(whole, order) - np.linalg.norm(whole - part, order)))
 
 
 def shares(rows: Array) -> Array:

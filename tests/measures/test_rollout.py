@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import networkx
+import networkx  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 import torch
@@ -92,7 +92,8 @@ def test_rollout_of_every_map_against_loops(name: str) -> None:
 def test_identity_stochastic_and_horner() -> None:
     eye = np.broadcast_to(np.eye(5), (4, 5, 5)).copy()
     for map in SQUARE:
-        assert_allclose(normscope.rollout(result_of(map, eye), map=map)[f"rollout_{map}"].values, eye)
+        rolled = normscope.rollout(result_of(map, eye), map=map)
+        assert_allclose(rolled[f"rollout_{map}"].values, eye)
     maps = random_maps(4, 5)
     for map in SQUARE:
         for normalize in (True, False):
@@ -154,9 +155,7 @@ def solved(maps: Array, query: int) -> Array:
             for j in range(count):
                 ends = (layer + 1, i), (layer, j)
                 graph.add_edge(*ends, capacity=float(maps[layer, i, j]))
-    flows = [
-        networkx.maximum_flow_value(graph, (layers, query), (0, key)) for key in range(count)
-    ]
+    flows = [networkx.maximum_flow_value(graph, (layers, query), (0, key)) for key in range(count)]
     return np.array(flows) / sum(flows)
 
 
@@ -231,7 +230,8 @@ def test_alti_plus(name: str) -> None:
     assert_allclose(rolled.decoder["rollout_alti"].values, k_target, rtol=1e-5, atol=1e-7)
     for map in JOINT:
         rolled = normscope.rollout(result, map=map)
-        cross, own = (getattr(rolled, part)[f"rollout_{map}"].values for part in ("cross", "decoder"))
+        cross = rolled.cross[f"rollout_{map}"].values
+        own = rolled.decoder[f"rollout_{map}"].values
         assert_allclose(cross.sum(axis=-1) + own.sum(axis=-1), 1, rtol=1e-5)
         row = normscope.rollout(result, map=map, query=-1)
         assert_allclose(row.cross[f"rollout_{map}"].values[0, 0], cross[-1, -1], rtol=1e-5)
@@ -258,15 +258,15 @@ def test_refusals() -> None:
         normscope.rollout(result, map="globenc")
     with pytest.raises(InputError, match="normalize=True"):
         normscope.rollout(result, map="alti", normalize=False)
-    with pytest.raises(InputError, match="give one of: result.encoder"):
+    with pytest.raises(InputError, match=r"give one of: result\.encoder"):
         normscope.flow(result, map="alti", query=0)
     with pytest.raises(InputError, match="cross-attention alone"):
         normscope.rollout(result.cross)
     with pytest.raises(InputError, match="unknown map: 'nothing'"):
         normscope.rollout(result, map="nothing")
-    with pytest.raises(InputError, match="effective may be negative.*attn_w"):
+    with pytest.raises(InputError, match=r"effective may be negative.*attn_w"):
         normscope.rollout(result, map="effective")
-    with pytest.raises(InputError, match="already has its text.*text"):
+    with pytest.raises(InputError, match=r"already has its text.*text"):
         normscope.rollout(result, text="the cat")
     with pytest.raises(InputError, match="no query 9; the queries are 0 to 3"):
         normscope.rollout(result_of("alti", random_maps(2, 4)), query=9)

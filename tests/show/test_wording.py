@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normscope.decomposition.scopes import PER_HEAD, NAMES, SCOPES
+from normscope.decomposition.scopes import NAMES, PER_HEAD, SCOPES
 from normscope.measures.statistics.vocabulary import COMMA_PERIOD, RESERVED
 from normscope.show.wording import category_name, describe
 

@@ -139,8 +139,8 @@ class SoftAlignments:
         single = [head for head in heads if head is not None]
         channels: list[Tensor] = []
         if None in heads:
-            values = self.joint.from_source if self.joint is not None else self._map(view)
-            channels.append(values[..., :count].unsqueeze(1))
+            summed = self._map(view) if self.joint is None else self.joint.from_source
+            channels.append(summed[..., :count].unsqueeze(1))
         if single:
             values = view.head_maps([self.map])[self.map].values
             assert values is not None

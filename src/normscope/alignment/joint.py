@@ -31,9 +31,7 @@ class JointRollout:
         if view.kind == "cross":
             source, residual = local[..., :-1], local[..., -1:]
             gained = source @ self.encoder
-            self.from_source = (
-                gained if first else residual * self.own @ self.from_source + gained
-            )
+            self.from_source = gained if first else residual * self.own @ self.from_source + gained
         elif view.layer.cross is None:
             self.encoder = local if first else local @ self.encoder
         else:

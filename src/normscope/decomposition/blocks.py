@@ -124,6 +124,4 @@ def row_shares(
 def weighted_cells(parts: Parts) -> Bool[Tensor, "batch query key"]:
     """Return which cells have any weight in some head."""
     captured = parts.attention.captured
-    return torch.cat(
-        [captured.rows(rows).ne(0).any(dim=1) for rows in captured.blocks()], dim=1
-    )
+    return torch.cat([captured.rows(rows).ne(0).any(dim=1) for rows in captured.blocks()], dim=1)

@@ -92,20 +92,19 @@ class LayerView:
         related = {name: self._related_map(name) for name in wanted if SCOPES[name].related}
         if related:
             rest = [name for name in wanted if name not in related]
-            maps = (self.maps(rest, reduce) if rest else {}) | related
-            for name in related if reduce is not None else ():
-                maps[name].reduce_to(reduce)
-            return {name: maps[name] for name in wanted}
+            for related_map in related.values() if reduce is not None else ():
+                related_map.reduce_to(reduce)
+            return (self.maps(rest, reduce) if rest else {}) | related
         behind = [name for name in wanted if self.chain.is_behind(name)]
         replayed = [name for name in behind if self.chain.is_replayed(name)]
         unlinked = [n for n in wanted if n == NORMS or SCOPES[n].weight]
         factored = [n for n in wanted if n not in unlinked and not self.chain.is_behind(n)]
         with without_tf32(self.captured.device):
-            maps = None if behind else maps_by_kernels(self, wanted, reduce)
-            if maps is not None:
-                self._note_gaps(maps, wanted)
-                return {name: maps[name] for name in wanted}
-            maps = {}
+            fused = None if behind else maps_by_kernels(self, wanted, reduce)
+            if fused is not None:
+                self._note_gaps(fused, wanted)
+                return {name: fused[name] for name in wanted}
+            maps: dict[str, ScopeMap] = {}
             for names in self._linear_chains(factored):
                 maps |= self._fill(self.lengths([NORMS, *names]), [*names, *unlinked], reduce)
         if replayed:

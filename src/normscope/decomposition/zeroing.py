@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from normscope.decomposition.blocks import cell_blocks, row_shares, weighted_cells
-from normscope.decomposition.cells import TINY, Cells
+from normscope.decomposition.cells import Cells
 from normscope.decomposition.feedforward import FeedForwardWeights
 from normscope.decomposition.maps import ScopeMap
 from normscope.decomposition.scopes import Scope

@@ -118,7 +118,9 @@ def _scope_of(map: str) -> Scope:
         raise InputError(f"unknown map: {map!r}; the maps are: {', '.join(NAMES)}")
     if SCOPES[map].signed:
         rest = ", ".join(name for name in NAMES if not SCOPES[name].signed)
-        raise InputError(f"cells of {map} may be negative, so it has no rollout; use one of: {rest}")
+        raise InputError(
+            f"cells of {map} may be negative, so it has no rollout; use one of: {rest}"
+        )
     return SCOPES[map]
 
 
@@ -144,9 +146,7 @@ def _listed(results: Any) -> list[Any]:
 # ---- local maps
 
 
-def _local(
-    part: Contributions, scope: Scope, normalize: bool | None, *, square: bool
-) -> Array:
+def _local(part: Contributions, scope: Scope, normalize: bool | None, *, square: bool) -> Array:
     """Return the maps of all layers with the residual in them, (layer, query, keys).
 
     ``square``: whether queries and keys are the same positions, so that the residual is on the

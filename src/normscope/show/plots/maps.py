@@ -104,7 +104,7 @@ def compare(
             ax.set_ylabel("")
             ax.set_yticks([])
     if normalise:
-        _share_bar(images[-1], flat)
+        _share_bars(images, flat)
     return flat
 
 
@@ -182,6 +182,17 @@ def _share_bar(image: Any, axes: Any) -> None:
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
 
+def _share_bars(images: Sequence[Any], axes: Sequence[Any]) -> None:
+    """Add a colour bar for the maps without negative cells, and one for each of the others."""
+    signed = [image for image in images if image.norm.vmin < 0]
+    plain_maps = [at for at, image in enumerate(images) if image not in signed]
+    if plain_maps:
+        _share_bar(images[plain_maps[-1]], [axes[at] for at in plain_maps] if signed else axes)
+    for at, image in enumerate(images):
+        if image in signed:
+            _share_bar(image, [axes[at]])
+
+
 @styled
 def scopes(
     result: Contributions,
@@ -220,17 +231,20 @@ def scopes(
     if axes is None:
         _spread(drawn[0].figure, panel[0], gap)
         drawn[0].figure.set_figheight(drawn[0].figure.get_figheight() + 0.35)
-    from matplotlib.colors import PowerNorm
+    from matplotlib.colors import FuncNorm, PowerNorm
 
-    scale = PowerNorm(0.5, 0, max(float(share.max()) for share in shares) or 1.0)
+    largest = max(float(np.abs(share).max()) for share in shares) or 1.0
+    roots = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * x**2)
+    images = []
     for number, (ax, array, share) in enumerate(zip(drawn, arrays, shares, strict=True)):
-        image = ax.imshow(
-            share, cmap=sequential(), norm=scale, aspect="equal", interpolation="nearest"
-        )
+        style: Any = {"cmap": sequential(), "norm": PowerNorm(0.5, 0, largest)}
+        if array.signed:
+            style = {"cmap": diverging(), "norm": FuncNorm(roots, -largest, largest)}
+        images.append(ax.imshow(share, **style, aspect="equal", interpolation="nearest"))
         _label_some_cells(ax, array, cell, rows=axes is not None or number % columns == 0)
         title = ax.set_title(describe(names[number]).title)
         wrap(title, max(SMALL_TITLE_WIDTH, cell * keys))
-    _share_bar(image, drawn)
+    _share_bars(images, drawn)
     if axes is None:
         where = f"layer {layer}" + ("" if head is None else f", head {head}")
         headline(drawn[0].figure, f"What each token gets from each, map by map, {where}")
