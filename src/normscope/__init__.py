@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from normscope.measures.analysis import analyze, analyze_inputs
+    from normscope.measures.rollout import flow, rollout
     from normscope.results.arrays import LabelledArray
     from normscope.results.attribution import Attribution
     from normscope.results.contributions import Contributions, load
@@ -54,7 +55,9 @@ __all__ = [
     "attribute_inputs",
     "capture",
     "corpus",
+    "flow",
     "load",
+    "rollout",
     "translate_align",
     "widget",
 ]
@@ -63,6 +66,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("align", "translate_align"), "alignment.api"),
     **dict.fromkeys(("analyze", "analyze_inputs"), "measures.analysis"),
+    **dict.fromkeys(("flow", "rollout"), "measures.rollout"),
     "attribute": "attribution.api",
     "attribute_inputs": "attribution.inputs",
     **dict.fromkeys(("Contributions", "load"), "results.contributions"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from normscope.decomposition.scopes import SCOPES, Scope
+from normscope.decomposition.scopes import Scope, scope_of
 from normscope.foundation.texts import printable
 from normscope.results.attribution import Attribution
 
@@ -36,7 +36,7 @@ def describe(name: str, *, per_head: bool = False, residual_column: bool = False
         residual_column: Whether the residual is a column of its own, as in cross-attention, where
             no key is the query itself.
     """
-    scope = SCOPES.get(name)
+    scope = scope_of(name)
     if scope is None:
         return Scope(
             name, "attention", short=name, label=name, title=name, formula=name, meaning=""
