@@ -155,10 +155,10 @@ def _print_list(
     if len(order) > LISTED:
         rest = float(shares[order[LISTED:]].sum())
         rows.append(("", f"{len(order) - LISTED} more tokens", rest))
-    if bias or "baseline" not in result.settings:
+    if result.complete and (bias or "baseline" not in result.settings):
         rows.append(("", "bias", bias))
     total = float(shares.sum()) + bias
-    decimals = decimals_for(total, *(share for *_, share in rows))
+    decimals = decimals_for(total if result.complete else 0.0, *(share for *_, share in rows))
     largest = max(abs(share) for *_, share in rows)
     room = max(6, min(NAME, width - 2 * BAR - 20))
     for position, name, share in rows:
@@ -168,6 +168,8 @@ def _print_list(
         line.append(f" {signed(share, decimals):>10}  ")
         _append_bar(line, share / largest if largest else 0.0)
         console.print(line, width=width, no_wrap=True, crop=True)
+    if not result.complete:
+        return
     line = _plain(f"{'':>5} ")
     line.append(_fitted("sum", room), style="bold")
     line.append(f" {signed(total, decimals):>10}", style="bold")
