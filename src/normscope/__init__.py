@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from normscope.alignment.api import align, translate_align
     from normscope.attribution.api import attribute
     from normscope.attribution.inputs import attribute_inputs
+    from normscope.attribution.methods.table import methods
     from normscope.capture import capture
     from normscope.corpus import corpus
     from normscope.errors import (
@@ -55,6 +56,7 @@ __all__ = [
     "capture",
     "corpus",
     "load",
+    "methods",
     "translate_align",
     "widget",
 ]
@@ -65,6 +67,7 @@ _HOMES = {
     **dict.fromkeys(("analyze", "analyze_inputs"), "measures.analysis"),
     "attribute": "attribution.api",
     "attribute_inputs": "attribution.inputs",
+    "methods": "attribution.methods.table",
     **dict.fromkeys(("Contributions", "load"), "results.contributions"),
     "Attribution": "results.attribution",
     "LabelledArray": "results.arrays",

@@ -83,10 +83,15 @@ def output_positions(call: Call) -> tuple[np.ndarray, np.ndarray]:
     """
     result = gradients_of(call, call.inputs, trace=True)
     assert result.trace is not None
-    last = result.trace.cuts[-1]
+    return result.values.cpu().numpy(), output_positions_in(result.trace)
+
+
+def output_positions_in(trace: Trace) -> np.ndarray:
+    """Return weights (row, step, position) of the positions at which the value is read."""
+    last = trace.cuts[-1]
     read = (last.shares[last.stack] != 0).astype(np.float64)
     count = read.sum(-1, keepdims=True)
-    return result.values.cpu().numpy(), read / np.where(count > 0, count, 1)
+    return np.asarray(read / np.where(count > 0, count, 1))
 
 
 def by_row(products: Tensor, rows: int) -> np.ndarray:

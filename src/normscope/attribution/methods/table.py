@@ -338,7 +338,10 @@ TABLE: Mapping[str, Method] = {
             unit="part of the row",
             cost=LAYERS,
             code="rolled:Rollout",
-            options=(Option("map", None, (), "a map of normscope.rollout, as in rollout:alti"),),
+            options=(
+                Option("map", None, (), "a map of analyze, as in rollout:attn_res_ln_n"),
+                Option("normalize", "yes", ("yes", "no"), "whether rows are divided by their sums"),
+            ),
         ),
         Method(
             "random",
