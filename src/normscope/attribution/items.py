@@ -18,8 +18,8 @@ from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.generation import greedy_ids, start_ids, write
 from normscope.attribution.heads import NO_HEAD, TOKEN_LABELS, head_of
 from normscope.attribution.inputs import InputRows
-from normscope.attribution.options import AttributionOptions, Question
 from normscope.attribution.methods.table import ChosenMethod
+from normscope.attribution.options import AttributionOptions, Question
 from normscope.attribution.questions import row_of
 from normscope.attribution.reading import Reader, join, join_tokens
 from normscope.attribution.rows import AskedRow

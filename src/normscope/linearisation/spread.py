@@ -143,12 +143,11 @@ class SpreadNetwork(Network):
         place = self.place
         if mixes and place.attending:
             place.mixed = True
-        elif name in functions.SUMS and place.mixed and not place.attending:
-            if len(args) > 1 and all(isinstance(a, Tensor) and a.requires_grad for a in args[:2]):
-                place.mixed = False
-                if place.waiting:
-                    place.waiting = False
-                    value = self._divided(value, None)
+        elif name in functions.SUMS and place.mixed and not place.attending and _both(args):
+            place.mixed = False
+            if place.waiting:
+                place.waiting = False
+                value = self._divided(value, None)
         return value
 
     def enter_layer(
@@ -240,8 +239,10 @@ class SpreadNetwork(Network):
     def _changed(self, state: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
         """Return a state with other components, given and returned as (component, …)."""
         primal, tangent = forward_ad.unpack_dual(state)
-        if state.dim() < 2 or len(state) % self.rows or (
-            state.dim() == 3 and self.positions_first(state)
+        if (
+            state.dim() < 2
+            or len(state) % self.rows
+            or (state.dim() == 3 and self.positions_first(state))
         ):
             raise self._refused(state)
         tangent = torch.zeros_like(primal) if tangent is None else tangent.detach()
@@ -254,6 +255,13 @@ class SpreadNetwork(Network):
             ' rows and positions cannot be told apart; use "decompx:token", which keeps biases '
             "apart"
         )
+
+
+def _both(summands: Arguments) -> bool:
+    """Return whether two states are added."""
+    return len(summands) > 1 and all(
+        isinstance(summand, Tensor) and summand.requires_grad for summand in summands[:2]
+    )
 
 
 def _add(components: Tensor, at: int, constant: Tensor) -> Tensor:

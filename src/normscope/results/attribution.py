@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -60,7 +61,7 @@ class Attribution:
             by default, the scores as the only part.
         part_names: The names of the parts; ("word",) for a single part.
         error: The worst relative gap, |value − Σ shares − bias| / (Σ|shares| + |bias|); by
-            default, that of the given numbers. None for scores that are sizes, not shares.
+            default, that of the given numbers. NaN for scores that are sizes, not shares.
         sides: For each token "text", "pair", "continuation", "source", "target", "image" or
             "audio"; "text" by default.
         steps: The explained tokens if there are several; None for one answer.
@@ -201,12 +202,12 @@ class Attribution:
         check_gap(gap, checked.layer_error.values, "the shares of a layer")
         return checked
 
-    def _checked_error(self, error: float | None) -> float | None:
+    def _checked_error(self, error: float | None) -> float:
         missing = np.abs(self.scores.values - self.parts.sum("part").values)
         size = np.abs(self.scores.values).sum(axis=-1, keepdims=True)
         check_gap(missing / np.where(size > 0, size, 1.0), 0.0, "the parts of a token")
         if not self.signed:
-            return None
+            return math.nan
         gap = relative_gap(np.asarray(self.value), self.scores.values, np.asarray(self.bias))
         if not self.complete:
             return float(gap.max(initial=0.0))
@@ -410,7 +411,7 @@ class Attribution:
             trace=trace,
             signature=self._signature,
         )
-        together.error = _worst(together.error, self.error)
+        together.error = float(np.fmax(together.error, self.error))
         return together
 
     def spans(self, ranges: Sequence[tuple[int, int]], step: int | None = None) -> list[float]:
@@ -473,7 +474,7 @@ class Attribution:
             trace=trace,
             signature=self._signature,
         )
-        merged.error = _worst(merged.error, self.error)
+        merged.error = float(np.fmax(merged.error, self.error))
         return merged
 
     def _trace_arrays(self) -> dict[str, LabelledArray]:
@@ -492,8 +493,7 @@ class Attribution:
 
     def _facts(self) -> tuple[Any, ...]:
         """Return everything but the signature, in a form that compares bit for bit."""
-        error = np.nan if self.error is None else self.error
-        numbers = [np.asarray(x).tobytes() for x in (self.value, self.bias, error)]
+        numbers = [np.asarray(x).tobytes() for x in (self.value, self.bias, self.error)]
         about = (self.tokens, self.steps, self.sides, self.answer, self.foil, self.settings)
         return (*about, numbers, self.traced, self._arrays())
 
@@ -523,7 +523,7 @@ class Attribution:
         )
 
     def _proof(self) -> str:
-        if self.error is None:
+        if math.isnan(self.error):
             return f"{self.method}: no sum"
         return f"error {self.error:.1e}"
 
@@ -544,7 +544,7 @@ class Attribution:
             "parts": self.parts.values.tolist(),
             "value": np.asarray(self.value).tolist(),
             "bias": np.asarray(self.bias).tolist(),
-            "error": self.error,
+            "error": None if math.isnan(self.error) else self.error,
             "settings": dict(self.settings),
             "signature": self.signature,
         }
@@ -591,8 +591,9 @@ class Attribution:
         """Write a table with a row for each step and token; floats with all their digits.
 
         A last row of each step, with "bias" as its side, has the bias's share: so the column
-        "share" adds up to the value. Scores that do not add up have no such row. A text that a spreadsheet would take for a formula (it begins
-        with "=", "+", "-", "@", a tab or a line end) has an apostrophe before it.
+        "share" adds up to the value. Scores that do not add up have no such row. A text that a
+        spreadsheet would take for a formula (it begins with "=", "+", "-", "@", a tab or a line
+        end) has an apostrophe before it.
         """
         check_file(path, (".csv",))
         write_file(path, "".join(csv_lines([self._columns(), *self._rows()])))
@@ -633,12 +634,6 @@ class Attribution:
         from normscope.results.saved import save
 
         save(self, path)
-
-
-def _worst(*errors: float | None) -> float | None:
-    """Return the largest error; None if there is none."""
-    known = [error for error in errors if error is not None]
-    return max(known) if known else None
 
 
 def _words_of_sides(tokens: Tokens, sides: tuple[str, ...]) -> Tokens:

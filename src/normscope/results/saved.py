@@ -259,7 +259,7 @@ def _pack_attribution(result: Attribution) -> tuple[dict[str, Any], dict[str, ND
         "sides": result.sides,
         "answer": result.answer,
         "foil": result.foil,
-        "error": None if result.error is None else result.error.hex(),
+        "error": None if math.isnan(result.error) else result.error.hex(),
         "settings": result.settings,
         "signature": result.signature,
         "arrays": arrays,

@@ -59,7 +59,7 @@ def report(result: Attribution, console: Console) -> None:
             print_grid(grid, console, width, signed=True, what="shares")
     console.print(_coloured(result, shares, coloured=console.color_system is not None), width=width)
     if console.color_system is not None:
-        console.print(_legend())
+        console.print(_legend(result))
     console.print()
     if result.steps is not None:
         _print_steps(result, console, width)
@@ -108,9 +108,13 @@ def _coloured(result: Attribution, shares: NDArray[np.float64], *, coloured: boo
     return text
 
 
-def _legend() -> Text:
+def _legend(result: Attribution) -> Text:
     """Return what the colours mean."""
     legend = _plain("")
+    if not result.signed:
+        legend.append(" large ", style=_style(0.7))
+        legend.append(" scores, of either sign", style="dim")
+        return legend
     legend.append(" for ", style=_style(0.7))
     legend.append(" and ", style="dim")
     legend.append(" against ", style=_style(-0.7))

@@ -129,7 +129,6 @@ def proof(result: Attribution, step: int | None = None) -> str:
             f"scores of {result.method} add up to {amount(shares, decimals)}, and need not add up "
             f"to {whose}, {amount(value, decimals)} ({units})"
         )
-    assert result.error is not None
     return (
         f"{total} {'=' if result.error < APPROXIMATE else '≈'} {amount(value, decimals)}, {whose} "
         f"({units}); gap {shown_error(result.error)}"

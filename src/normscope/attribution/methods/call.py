@@ -112,9 +112,7 @@ class Call:
                 given[name] = torch.cat([tensor] * copies)
         return {**given, **changed}
 
-    def sizes(
-        self, value: NDArray[np.float64], sources: Iterable[SourceShares]
-    ) -> RowShares:
+    def sizes(self, value: NDArray[np.float64], sources: Iterable[SourceShares]) -> RowShares:
         """Return scores that do not add up to the value."""
         sources = list(sources)
         return RowShares(value, np.zeros_like(value), np.full_like(value, np.nan), sources)

@@ -253,5 +253,3 @@ class _Path:
         self.seen += 1
         start, change = ends[self.rows :], ends[: self.rows] - ends[self.rows :]
         return torch.cat([start + float(t) * change for t in self.points])
-
-

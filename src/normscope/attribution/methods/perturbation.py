@@ -13,7 +13,9 @@ from normscope.attribution.methods.call import MASKS, Call
 from normscope.attribution.passes import RowShares, SourceShares
 from normscope.models.running import accepted_by
 
-Change = Callable[[list[int]], dict[str, Any]]  # positions -> inputs of a copy of the batch for each
+Change = Callable[
+    [list[int]], dict[str, Any]
+]  # positions -> inputs of a copy of the batch for each
 
 
 class Erasure:
@@ -98,5 +100,3 @@ def _numbered(call: Call, name: str, given: dict[str, Any]) -> dict[str, Any]:
         if np.allclose(call.plain(numbered), own, rtol=1e-6, atol=1e-9):
             return numbered
     return given
-
-

@@ -214,7 +214,9 @@ def alti_map(view: LayerView) -> Float[Tensor, "row query key"]:
             vectors = torch.einsum("hke,hed->hkd", value, output).flatten(1)
             for query in _ranges(queries, vectors.shape[1]):
                 alpha = captured.scaled_rows(query)[row, :, :, key].to(wide)
-                moved = torch.einsum("hqk,hkd->qkd", alpha, vectors.unflatten(1, (-1, whole.shape[2])))
+                moved = torch.einsum(
+                    "hqk,hkd->qkd", alpha, vectors.unflatten(1, (-1, whole.shape[2]))
+                )
                 moved = _weighted(moved, parts, row, query)
                 _add_own(moved, entering[row, query], query, key)
                 left = (whole[row, query, None] - moved).abs().sum(-1)

@@ -62,9 +62,7 @@ class Option:
             number = None
         if number is None or not self.valid <= number < float("inf"):
             what = "a whole number" if kind is int else "a number"
-            raise InputError(
-                f"{self.name} of {method} is {what} from {self.valid:g}, not {text!r}"
-            )
+            raise InputError(f"{self.name} of {method} is {what} from {self.valid:g}, not {text!r}")
         return number
 
 
@@ -359,7 +357,7 @@ TABLE: Mapping[str, Method] = {
 
 
 def method_of(text: str) -> ChosenMethod:
-    """Return the method that a text names, such as "frozen", "rollout:alti", "smoothgrad:noise=0.1".
+    """Return the method that a text names, such as "rollout:attn_w", "smoothgrad:noise=0.1".
 
     Raises:
         InputError: there is no such method or option.
