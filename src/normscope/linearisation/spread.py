@@ -69,9 +69,9 @@ class Division:
 class _Place:
     """Where in the model a run is."""
 
-    layer: int = -1
     attending: int = 0  # how many attention modules are running
-    mixed: bool = False  # whether attention has mixed values since the layer began
+    apart: bool = True  # whether no attention has mixed values yet: components are single
+    mixed: bool = False  # whether what attention mixed has not met the residual yet
     waiting: bool = False  # whether constants wait to be divided
 
 
@@ -142,7 +142,7 @@ class SpreadNetwork(Network):
         value = super().__torch_function__(func, types, args, kwargs)
         place = self.place
         if mixes and place.attending:
-            place.mixed = True
+            place.mixed, place.apart = True, False
         elif name in functions.SUMS and place.mixed and not place.attending and _both(args):
             place.mixed = False
             if place.waiting:
@@ -154,7 +154,6 @@ class SpreadNetwork(Network):
         self, stack: str, args: Arguments, kwargs: Keywords
     ) -> tuple[Arguments, Keywords]:
         """Note that a layer begins."""
-        self.place.layer += 1
         self.place.mixed = False
         return super().enter_layer(stack, args, kwargs)
 
@@ -191,7 +190,7 @@ class SpreadNetwork(Network):
                 return state
             constant = torch.full((), float(constant), dtype=state.dtype, device=state.device)
         place = self.place
-        if place.layer < 0 or (place.layer == 0 and not place.mixed):
+        if place.apart:
             return self._given_to_own(state, constant)
         in_values = place.attending > 0 and not place.mixed
         behind = place.mixed and self.division.behind_residual

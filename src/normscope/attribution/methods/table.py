@@ -44,7 +44,7 @@ class Option:
 
     name: str
     default: Any
-    valid: tuple[str, ...] | float
+    valid: tuple[str, ...] | int | float
     help: str
 
     def read(self, text: str, method: str) -> Any:
