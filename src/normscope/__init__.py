@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from normscope.alignment.api import align, translate_align
     from normscope.attribution.api import attribute
     from normscope.attribution.inputs import attribute_inputs
+    from normscope.attribution.methods.table import methods
     from normscope.capture import capture
     from normscope.corpus import corpus
     from normscope.errors import (
@@ -57,6 +58,7 @@ __all__ = [
     "corpus",
     "flow",
     "load",
+    "methods",
     "rollout",
     "translate_align",
     "widget",
@@ -69,6 +71,7 @@ _HOMES = {
     **dict.fromkeys(("flow", "rollout"), "measures.rollout"),
     "attribute": "attribution.api",
     "attribute_inputs": "attribution.inputs",
+    "methods": "attribution.methods.table",
     **dict.fromkeys(("Contributions", "load"), "results.contributions"),
     "Attribution": "results.attribution",
     "LabelledArray": "results.arrays",

@@ -12,8 +12,9 @@ from torch import nn
 
 from normscope.attribution.answers import LogitValue, Terms
 from normscope.attribution.assembly import Labels, attribution
-from normscope.attribution.baselines import baseline_of
+from normscope.attribution.baselines import baseline_of, default_baseline
 from normscope.attribution.batches import ExplainedBatch, Runner, Task
+from normscope.attribution.methods.table import ChosenMethod
 from normscope.attribution.options import AttributionOptions, Question
 from normscope.attribution.questions import row_of
 from normscope.attribution.reading import Reader, is_chat, join_tokens
@@ -118,8 +119,9 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
             the logit with which they belong together.
         audio: a recording, or a list: the path of a WAV file, or samples.
         sampling_rate: samples in a second, of samples with another rate than the model's.
-        method: "frozen" (the default), "secant" (the default with a baseline), "attn_lrp" or
-            "input_x_gradient".
+        method: "frozen" (the default), "secant" (the default with a baseline) or another name of
+            :func:`normscope.methods`, with options behind a colon:
+            "integrated_gradients:steps=20", "rollout:alti".
         units: "logit", or "logprob": the logit less the mean of all logits, weighted by their
             probabilities, which are held fixed; with a baseline, the log-probability itself.
         gate: how a gated feed-forward divides its product: "half", "gate", "up" or "ig".
@@ -306,9 +308,17 @@ class Explainer:
         method = self.options.method_for(question)
         row = row_of(reader, text, question, model)
         baselines = tuple(
-            baseline_of(reader, row, text, question, given) for given in question.baselines
+            baseline_of(reader, row, text, question, given)
+            for given in self._baselines(reader, question, method)
         )
         return Task(row, method, baselines)
+
+    @staticmethod
+    def _baselines(reader: Reader, question: Question, chosen: ChosenMethod) -> tuple[Any, ...]:
+        """Return the baselines of a question, or the one that its method has by itself."""
+        if question.baselines or chosen.method.baseline == "no":
+            return question.baselines
+        return (default_baseline(chosen.name, getattr(reader.tokenizer, "mask_token", None)),)
 
     def _result(
         self, reader: Reader, runner: Runner, explained: ExplainedBatch, at: int, task: Task

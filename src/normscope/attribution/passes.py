@@ -31,7 +31,7 @@ from normscope.linearisation.running import (
     refuse_without_gradients,
     visible_attention,
 )
-from normscope.linearisation.structure import structure_of
+from normscope.linearisation.structure import Structure, structure_of
 from normscope.linearisation.trace import Trace, Tracer
 from normscope.models.completeness import made_up, refuse_made_up
 from normscope.models.running import accepted_by, evaluating
@@ -67,9 +67,11 @@ class RowShares:
     Attributes:
         value: (row, step): the outputs explained; for differences, y(input) − y(baseline).
         bias: (row, step): the share of biases and other constants.
-        error: (row, step): the gap of value, shares and bias, relative to their sizes.
+        error: (row, step): the gap of value, shares and bias, relative to their sizes; NaN for
+            scores that are no shares.
         sources: the shares of the sources.
         trace: the shares inside the model, if asked for.
+        lens: (row, step, layer): the values of the logit lens, if asked for.
     """
 
     value: np.ndarray
@@ -77,6 +79,7 @@ class RowShares:
     error: np.ndarray
     sources: list[SourceShares]
     trace: Trace | None = None
+    lens: np.ndarray | None = None
 
 
 def explain(
@@ -108,11 +111,10 @@ def explain(
         ExactnessError: the shares do not add up; the message names the operation.
         UnsupportedModelError: the model does something that has no rule.
     """
-    _refuse_nesting()
-    refuse_without_gradients(model)
     if rules.difference:
-        inputs = _pairs(inputs, baseline_inputs or {})
-    setup = _Setup(model, inputs, value, rules, trace)
+        inputs = pairs(inputs, baseline_inputs or {})
+    setup = Setup(model, inputs, value, rules, trace)
+    setup.refuse()
     with setup.prepared():
         refuse_made_up(model, setup.made_up(), "this output")
         again = worth_recomputing(model, inputs) if recompute == "auto" else bool(recompute)
@@ -140,15 +142,7 @@ def explain(
     return shares
 
 
-def _refuse_nesting() -> None:
-    if running() or ACTIVE.get():
-        raise InputError(
-            "an attribution cannot run inside another attribution or inside a capture of the same "
-            "thread; leave that context first"
-        )
-
-
-def _pairs(inputs: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+def pairs(inputs: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch of twice as many rows: the inputs, then their baselines."""
     return {
         name: torch.cat([tensor, baseline.get(name, tensor)])
@@ -165,14 +159,15 @@ def _size(sources: Iterable[np.ndarray], bias: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Setup:
+class Setup:
     """What one call explains, and how."""
 
     model: nn.Module
     inputs: Mapping[str, Any]
     value: Explained
     rules: Rules
-    trace: bool
+    trace: bool = False
+    kind: Callable[[Structure, Rules, int], Network] = Network
 
     @property
     def rows(self) -> int:
@@ -181,7 +176,16 @@ class _Setup:
 
     def network(self) -> Network:
         """Return a network that has not run."""
-        return Network(structure_of(self.model), self.rules, self.rows)
+        return self.kind(structure_of(self.model), self.rules, self.rows)
+
+    def refuse(self) -> None:
+        """Raise an error where no gradient can be computed, or another pass is running."""
+        if running() or ACTIVE.get():
+            raise InputError(
+                "an attribution cannot run inside another attribution or inside a capture of the "
+                "same thread; leave that context first"
+            )
+        refuse_without_gradients(self.model)
 
     @shielded
     def prepared(self) -> Iterator[None]:

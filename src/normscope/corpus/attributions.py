@@ -190,7 +190,8 @@ class FileRun:
         """Return what the run is: a run with another header is another run."""
         from normscope.attribution.api import signature_of
 
-        about = self.options.describe(self.options.method or "by row")
+        options = self.options
+        about = {"method": options.method or "by row", "gate": options.gate, "units": options.units}
         return {
             "signature": signature_of(self.model, self.tokenizer, about).text(),
             "data": summarise(data).sha256,
