@@ -21,6 +21,7 @@ from normscope.cli.bench import bench
 from normscope.cli.corpus import corpus
 from normscope.cli.demo import demo
 from normscope.cli.families import families
+from normscope.cli.methods import compare, faithfulness
 from normscope.cli.options import Debug
 from normscope.cli.output import note
 from normscope.cli.reproduce import reproduce
@@ -197,7 +198,7 @@ def version(debug: Debug = False) -> None:
 # In the order of the help. These modules import only what is light; a command imports torch when
 # it runs, so that help, usage errors and completion are fast.
 for _command in (
-    *(analyze, attribute, demo, families, bench, version, corpus),
+    *(analyze, attribute, compare, faithfulness, demo, families, bench, version, corpus),
     *(reproduce, align, translate_align, aer, serve, view),
 ):
     app.command()(_command)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from normscope.errors import InputError
 from normscope.faithfulness.intervals import intervals
+from normscope.faithfulness.result import read_json
 from normscope.foundation.files import check_file, write_file
 from normscope.foundation.texts import json_line, printable
 from normscope.results.arrays import import_tables
@@ -263,6 +264,11 @@ class Agreement:
         """Write everything as JSON; `from_dict` reads it."""
         check_file(path, (".json",))
         write_file(path, json_line(self.to_dict(), indent=1))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Agreement:
+        """Read a file that `to_json` wrote."""
+        return cls.from_dict(read_json(path))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write a page: the tables, and the first texts with each method's scores below each other.

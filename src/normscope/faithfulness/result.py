@@ -294,13 +294,20 @@ class MethodFigures:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MethodFigures:
         """Read a file that `to_json` wrote."""
-        try:
-            data = json.loads(Path(path).read_bytes())
-        except OSError as problem:
-            raise InputError(f"cannot read {str(path)!r}: {problem.strerror}") from None
-        except (ValueError, RecursionError):
-            raise InputError(f"{str(path)!r} is not JSON") from None
-        return cls.from_dict(data)
+        return cls.from_dict(read_json(path))
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the object in a JSON file; raise InputError if there is none."""
+    try:
+        data = json.loads(Path(path).read_bytes())
+    except OSError as problem:
+        raise InputError(f"cannot read {str(path)!r}: {problem.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{str(path)!r} is not JSON") from None
+    if not isinstance(data, dict):
+        raise InputError(f"{str(path)!r} has no result in it")
+    return data
 
 
 def _mean(values: NDArray[np.float64]) -> float:
