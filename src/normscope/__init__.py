@@ -30,6 +30,9 @@ if TYPE_CHECKING:
         NormscopeError,
         UnsupportedModelError,
     )
+    from normscope.faithfulness.api import faithfulness
+    from normscope.faithfulness.comparison import compare
+    from normscope.faithfulness.evidence import evidence
     from normscope.measures.analysis import analyze, analyze_inputs
     from normscope.measures.rollout import flow, rollout
     from normscope.results.arrays import LabelledArray
@@ -55,7 +58,10 @@ __all__ = [
     "attribute",
     "attribute_inputs",
     "capture",
+    "compare",
     "corpus",
+    "evidence",
+    "faithfulness",
     "flow",
     "load",
     "methods",
@@ -76,7 +82,10 @@ _HOMES = {
     "Attribution": "results.attribution",
     "LabelledArray": "results.arrays",
     "capture": "capture",
+    "compare": "faithfulness.comparison",
     "corpus": "corpus",
+    "evidence": "faithfulness.evidence",
+    "faithfulness": "faithfulness.api",
     "widget": "show.widget",
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "errors"),
 }
@@ -128,7 +137,7 @@ def _real_name(name: str) -> str | None:
 
 
 class _Package(ModuleType):
-    """A package in which the functions ``capture`` and ``corpus`` win over the folders."""
+    """A package with functions that have the names of folders, such as ``corpus``, and win."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

@@ -150,8 +150,8 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     if media:
         given = media.items(text, None, truncate=truncate)
         return _attribute_items((model, tokenizer), given, asked, options, strict=strict, **where)
-    texts, single = _texts_of(text)
-    questions = _questions_of(asked, None if single else len(texts))
+    texts, single = texts_of(text)
+    questions = questions_of(asked, None if single else len(texts))
     for question in questions:
         options.method_for(question)
     similar = any(question.similar_to is not None for question in questions)
@@ -178,7 +178,7 @@ def _attribute_items(
     """Explain outputs by images and recordings, one after the other."""
     from normscope.attribution.items import ItemExplainer
 
-    questions = _questions_of(asked, None if given.single else len(given.items))
+    questions = questions_of(asked, None if given.single else len(given.items))
     for question in questions:
         options.method_for(question)
         if question.similar_to is not None:
@@ -228,7 +228,7 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
 # ---- texts and questions
 
 
-def _texts_of(text: Any) -> tuple[list[Any], bool]:
+def texts_of(text: Any) -> tuple[list[Any], bool]:
     """Return the texts, and whether it was a single one."""
     if text is None:
         raise InputError('no text was given; use attribute(model, tokenizer, "some text")')
@@ -239,7 +239,7 @@ def _texts_of(text: Any) -> tuple[list[Any], bool]:
     return list(text), False
 
 
-def _questions_of(asked: dict[str, Any], count: int | None) -> list[Question]:
+def questions_of(asked: dict[str, Any], count: int | None) -> list[Question]:
     """Return the question of each text; with a list of texts, arguments may be lists too."""
     if count is None:
         return [Question(**asked).checked()]
