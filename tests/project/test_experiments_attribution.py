@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the experiments are no part of the package
 
-from experiments.attribution import finetune, language, report, sst2
+from experiments.attribution import language, report, sst2
 from experiments.attribution.faithfulness import (
     FIGURES,
     MONOTONE,
@@ -234,18 +234,6 @@ def test_worse_is_the_other_way_round_where_less_is_better() -> None:
         "aopc_least": "worse",
         "sufficiency": "worse",
     }
-
-
-def test_split_files_and_batches(tmp_path: Path) -> None:
-    file = tmp_path / "train.tsv"
-    file.write_text("a fine film\t1\nno\t0", encoding="utf-8")
-    sentences, labels = finetune.read_split(file)
-    assert sentences == ["a fine film", "no"]
-    assert labels.tolist() == [1, 0]
-    lengths = list(np.random.default_rng(1).integers(3, 60, 100))
-    parts = finetune.batches(lengths, np.random.default_rng(0))
-    assert sorted(np.concatenate(parts).tolist()) == list(range(100))
-    assert max(np.ptp([lengths[i] for i in part]) for part in parts) < 30
 
 
 # ----------------------------------------------------------------------- the language model

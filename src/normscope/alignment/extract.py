@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.alignment.batches import PairBatch, SentencePair, batches, budget_of
-from normscope.alignment.joint import ALTI_PLUS, JointRollout
+from normscope.alignment.joint import ALTI_ENCODER, ALTI_PLUS, JOINT, JointRollout
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import ALTI, NAMES, NORMS, PER_HEAD, need_whole_layers
@@ -113,7 +113,7 @@ class SoftAlignments:
         consume: Consume,
     ) -> None:
         self.map, self.wanted, self.readings, self.consume = map, wanted, readings, consume
-        joint = map == ALTI_PLUS
+        joint = map in JOINT
         self.joint = JointRollout() if joint else None
         self.needs = Needs(
             whole_layers=joint or need_whole_layers([map]),
@@ -139,7 +139,7 @@ class SoftAlignments:
         single = [head for head in heads if head is not None]
         channels: list[Tensor] = []
         if None in heads:
-            summed = self._map(view) if self.joint is None else self.joint.from_source
+            summed = self._map(view) if self.joint is None else self.joint.values(self.map)
             channels.append(summed[..., :count].unsqueeze(1))
         if single:
             values = view.head_maps([self.map])[self.map].values
@@ -198,11 +198,11 @@ def _first_int(config: Any, *names: str) -> int:
 def check_map(model: nn.Module, map: str) -> None:
     """Raise InputError for a map that the cross-attention of a model does not have."""
     cross_shape(model)
-    map = ALTI if map == ALTI_PLUS else map
+    map = ALTI if map in JOINT else map
     if map not in NAMES:
         raise InputError(
-            f"unknown map {map!r}; the maps are: {', '.join(NAMES)}, and {ALTI_PLUS}, which "
-            "follows the shares through all layers"
+            f"unknown map {map!r}; the maps are: {', '.join(NAMES)}; {ALTI_PLUS}, which follows "
+            f"the shares through all layers; and {ALTI_ENCODER}, one layer's after the encoder"
         )
     if map in PER_HEAD:
         return
