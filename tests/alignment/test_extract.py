@@ -135,17 +135,21 @@ def test_alti_plus_equals_the_rollout_of_single_pairs(family: str) -> None:
     model = model_of(family)
     pairs = pairs_of(model)
     made = extracted(model, pairs, "alti_plus", [None])
-    assert len(made) == len(pairs) * LAYERS * 2
+    alone = extracted(model, pairs, "alti_encoder", [None])
+    assert len(made) == len(alone) == len(pairs) * LAYERS * 2
     for row, pair in enumerate(pairs):
         of = pair.source.word_of, pair.target.word_of, (pair.source.words, pair.target.words)
         result = normscope.analyze_inputs(model, inputs_of(pair), maps=["alti"])[0]
         shares = normscope.rollout(result).cross["rollout_alti"].values
+        encoder = np.linalg.multi_dot(result.encoder["alti"].values[::-1])
         for layer in range(LAYERS):
+            gained = result.cross["alti"].values[layer][:, :-1] @ encoder
             for reading in ("awi", "awo"):
-                expected = slow.words(shares[layer], *of, reading)
-                np.testing.assert_allclose(
-                    made[row, Choice(layer, None, reading)], expected, rtol=1e-6, atol=1e-9
-                )
+                for found, pieces in ((made, shares[layer]), (alone, gained)):
+                    expected = slow.words(pieces, *of, reading)
+                    np.testing.assert_allclose(
+                        found[row, Choice(layer, None, reading)], expected, rtol=1e-6, atol=1e-9
+                    )
     aligned = align(SOURCE, TARGET, model, tokenizer(pair=False), map="alti_plus", combine=1)
     assert aligned.choices[0].head is None
     with pytest.raises(InputError, match="alti_plus has no single heads"):

@@ -188,7 +188,8 @@ def measure(options: ReproduceOptions) -> Measured:
 
 def _meter(given: Classifier, options: ReproduceOptions) -> FaithfulnessMeter:
     names = options.method or METHODS
-    methods = {name: SIZES.get(name, name) for name in names}
+    mask = f"@{given.tokenizer.mask_token}"
+    methods = {name: SIZES.get(name, name.replace("@[MASK]", mask)) for name in names}
     by_metric = {
         "aopc": {"average": "each", "replacement": "mask", "orders": ("most", "least")},
         "comprehensiveness": "alti-released",
@@ -268,11 +269,8 @@ def _facts(given: Classifier, options: ReproduceOptions) -> dict[str, str]:
 
 def _warnings(given: Classifier) -> tuple[str, ...]:
     config = given.model.config
-    same = config.model_type == "bert" and (config.num_hidden_layers, config.hidden_size) == (
-        12,
-        768,
-    )
-    if same:
+    shape = config.model_type, config.num_hidden_layers, config.hidden_size
+    if shape == ("bert", 12, 768):
         return ()
     return (
         "This is not the papers' model. DecompX and GlobEnc use BERT-base, ALTI RoBERTa-base and "

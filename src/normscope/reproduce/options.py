@@ -42,8 +42,8 @@ class ReproduceOptions:
         metadata=_shown(
             "The papers' sequences, unlabeled_attn.pkl of Clark et al.; or a text file with one "
             f"paragraph per line, from which pairs are made. {SST2}: sentences and labels to "
-            f"fine-tune on (.tsv). {LM}: prompts with evidence (.csv), passages (.json), or folders "
-            "of them. May be repeated.",
+            f"fine-tune on (.tsv). {LM}: prompts with evidence (.csv), passages (.json), or "
+            "folders of them. May be repeated.",
             "FILE",
         ),
     )

@@ -147,8 +147,8 @@ EXHIBITS = (
         "tokens excepted. AOPC: mean of p(sentence) − p(masked); accuracy: of the masked sentences "
         "against the gold labels, in percent, mean over K. Tokens are ranked by signed score where "
         "a method has signs, and of equal scores the earlier one comes first. Gradient × Input is "
-        "the ℓ2 norm, and Integrated Gradients have ten points of the Gauss–Legendre rule from zero "
-        "embeddings; the paper’s choices are not known. The paper’s third column, accuracy of "
+        "the ℓ2 norm, and Integrated Gradients have ten points of the Gauss–Legendre rule from "
+        "zero embeddings; the paper’s choices are not known. The paper’s third column, accuracy of "
         "models retrained on the top 20% of the tokens, is not reproduced. Without its bias, "
         "DecompX is the frozen network. " + _INTERVAL[0].upper() + _INTERVAL[1:],
         _masking,
@@ -162,7 +162,9 @@ EXHIBITS = (
         "(sufficiency), k = 1, 5, 10, 20, 50%, special tokens excepted. As in the released code, "
         "each probability is replaced by the smallest (largest) so far, and the sum of the losses "
         "is divided by six. GlobEnc’s maps are not divided by their row sums, those of ALTI and of "
-        "the norm rollout are; the published models are RoBERTa-base and DistilBERT; " + _INTERVAL,
+        "the norm rollout are. Integrated Gradients, which the paper reduces to norms and means, "
+        "are ranked by signed score here, so they have no published number; the published models "
+        "are RoBERTa-base and DistilBERT; " + _INTERVAL,
         _deletion,
         _draw_deletion,
         "figures",
@@ -236,11 +238,8 @@ def _masking_findings(measurements: Measurements) -> Iterator[Finding]:
         "ALTI has a larger AOPC than GlobEnc", (alti, globenc), (known[alti], known[globenc]), aopc
     )
     deleted = {name: row["RoBERTa"][0] for name, row in PUBLISHED["deletion"].items()}
-    for other, words in (
-        (plus, "its ℓ2 form"),
-        (globenc, "GlobEnc"),
-        ("rollout:attn_w", "rollout"),
-    ):
+    others = {plus: "its ℓ2 form", globenc: "GlobEnc", "rollout:attn_w": "rollout"}
+    for other, words in others.items():
         yield from _compared(
             f"ALTI has a larger comprehensiveness than {words}",
             (alti, other),
