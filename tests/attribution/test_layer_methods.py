@@ -90,9 +90,7 @@ def test_the_bias_token_form_is_the_frozen_network() -> None:
     model = tiny_model("gpt2")
     value = last_position({"input_ids": IDS})
     frozen = explain(model, {"input_ids": IDS}, value, rules_of("frozen"))
-    np.testing.assert_array_equal(
-        by_position(shares(model, "decompx:token")), by_position(frozen)
-    )
+    np.testing.assert_array_equal(by_position(shares(model, "decompx:token")), by_position(frozen))
     lengths = Call(model, {"input_ids": IDS}, value, method_of("decompx_norm"))
     maps = decompx.lengths_by_layer(lengths)
     assert [layer.shape for layer in maps] == [(1, 6, 6)] * len(maps)
@@ -165,7 +163,9 @@ def test_blocks_of_cells_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     whole = shares(tiny_model("llama"), "alti_logit")
     monkeypatch.setattr(streams, "CELLS", 200)
     blocks = shares(tiny_model("llama"), "alti_logit")
-    np.testing.assert_allclose(part_of(blocks, "attention"), part_of(whole, "attention"), atol=1e-14)
+    np.testing.assert_allclose(
+        part_of(blocks, "attention"), part_of(whole, "attention"), atol=1e-14
+    )
 
 
 def test_with_identity_maps_alti_logit_is_direct_logit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,9 @@ def test_with_identity_maps_alti_logit_is_direct_logit(monkeypatch: pytest.Monke
     monkeypatch.setattr(streams, "alti_map", identity)
     direct = shares(tiny_model("gpt2"), "direct_logit:lens=no")
     result = shares(tiny_model("gpt2"), "alti_logit")
-    np.testing.assert_allclose(part_of(result, "attention"), part_of(direct, "attention"), atol=1e-14)
+    np.testing.assert_allclose(
+        part_of(result, "attention"), part_of(direct, "attention"), atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "gptj", "mixtral", "olmo2", "bloom"])

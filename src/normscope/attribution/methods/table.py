@@ -122,7 +122,8 @@ class Method:
                         f"one of: {', '.join(option.name for option in self.options) or 'none'}"
                     )
                 name, text = self.options[0].name, entry
-            chosen[name] = self.option(name.strip()).read(text.strip(), self.name)
+            name = name.strip()
+            chosen[name] = self.option(name).read(text.strip(), self.name)
         for name, value in chosen.items():
             if value is None:
                 option = self.option(name)
