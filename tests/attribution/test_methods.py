@@ -115,7 +115,7 @@ def test_wrong_options_are_explained(method: str, message: str) -> None:
 
 
 def test_combinations_that_do_not_exist_name_those_that_do() -> None:
-    with pytest.raises(InputError, match="chefer.*trace=True.*work: frozen, secant, attn_lrp"):
+    with pytest.raises(InputError, match=r"chefer.*trace=True.*work: frozen, secant, attn_lrp"):
         AttributionOptions(method="chefer", trace=True).checked()
     with pytest.raises(InputError, match="gate='up' does not apply; methods that work: frozen"):
         AttributionOptions(method="erasure", gate="up").checked()

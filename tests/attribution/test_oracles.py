@@ -54,3 +54,21 @@ def test_captum(name: str) -> None:
     check(integrated.scores.values, expected["integrated_gradients"])
     zero = result(name, method, baseline="zero")
     check(zero.scores.values, expected["integrated_gradients_zero"])
+
+
+@pytest.mark.parametrize("method", ["attn_lrp", "cp_lrp"])
+def test_lxt(method: str) -> None:
+    found = result("llama", method)
+    check(found.scores.values, stored(f"lxt_{method}")[method])
+    others = {"attn_lrp", "cp_lrp", "frozen"} - {method}
+    for other in others:  # no two of them agree
+        with pytest.raises(AssertionError):
+            check(result("llama", other).scores.values, stored(f"lxt_{method}")[method])
+
+
+def test_inseq() -> None:
+    expected = stored("inseq_gpt2")
+    check(words(result("gpt2", "input_x_gradient")), expected["inseq_input_x_gradient"])
+    # Its baseline is the unknown token at every position, the first included.
+    integrated = result("gpt2", f"integrated_gradients:{STEPS}", baseline=0)
+    check(integrated.scores.values, expected["inseq_integrated_gradients"])

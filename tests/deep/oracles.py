@@ -87,7 +87,7 @@ def by_captum(name: str) -> dict[str, np.ndarray]:
 
 
 def by_lxt(kind: str) -> dict[str, np.ndarray]:
-    """Return the relevance of a Llama's tokens by the rules of LRP; patches the library for good."""
+    """Return the relevance of a Llama's tokens by the rules of LRP; patches transformers."""
     from transformers.models.llama import modeling_llama
 
     sys.modules.update({name: MagicMock() for name in ("torchvision", "torchvision.models")})
@@ -111,12 +111,11 @@ def by_inseq(name: str) -> dict[str, np.ndarray]:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {f"w{at}": at for at in range(60)}
-    backend = Tokenizer(models.WordLevel(words, unk_token="w0"))  # noqa: S106
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    names = [*special.values(), *(f"w{at}" for at in range(len(special), 60))]
+    backend = Tokenizer(models.WordLevel({name: at for at, name in enumerate(names)}, "<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    reader = PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="w0", bos_token="w1", eos_token="w2", pad_token="w3"
-    )
+    reader = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     found = {}
     for method, more in (
         ("input_x_gradient", {}),
