@@ -69,10 +69,10 @@ def test_plain_gradients_are_those_of_the_tangent_rules() -> None:
     for source, g in zip(plain.sources, plain.gradients, strict=True):
         if g is not None:
             found[source.stack, source.part] = (g[0] * source.leaf.detach()).sum(-1)
-    for source in expected.sources:
-        if (source.stack, source.part) in found:
-            own = found[source.stack, source.part].numpy()
-            np.testing.assert_allclose(source.shares[:, 0], own, rtol=0, atol=1e-10)
+    for known in expected.sources:
+        if (known.stack, known.part) in found:
+            own = found[known.stack, known.part].numpy()
+            np.testing.assert_allclose(known.shares[:, 0], own, rtol=0, atol=1e-10)
     assert {stack for stack, _ in found} == {"encoder", "decoder"}
 
 

@@ -135,9 +135,10 @@ def test_the_lens_reads_every_layer_as_if_it_were_the_last(name: str) -> None:
     result = shares(model, "direct_logit")
     assert result.lens is not None
     states = [taken.layers[0].entering, *(layer.leaving for layer in taken.layers)]
-    norm = model.transformer.ln_f if name == "gpt2" else model.model.norm
+    whole: Any = model
+    norm = whole.transformer.ln_f if name == "gpt2" else whole.model.norm
     with FullPrecision(), torch.no_grad():
-        expected = [float(model.lm_head(norm(state))[-1, ANSWER]) for state in states]
+        expected = [float(whole.lm_head(norm(state))[-1, ANSWER]) for state in states]
     np.testing.assert_allclose(result.lens[0, 0], expected, rtol=0, atol=1e-12)
     assert result.lens[0, 0, -1] == pytest.approx(result.value[0, 0], abs=1e-13)
     assert shares(model, "direct_logit:lens=no").lens is None
@@ -227,12 +228,21 @@ def test_chefer_of_two_stacks_is_refused() -> None:
 def test_rollout_is_the_product_of_the_maps() -> None:
     model, taken = tiny_model("gpt2"), reference.gpt2(tiny_model("gpt2"), IDS[0])
     identity = torch.eye(IDS.shape[1], dtype=torch.float64)
-    for normalize in ("yes", "no"):
+    product = identity
+    for layer in taken.layers:
+        rows = layer.alpha.mean(0) + identity
+        product = (rows / rows.sum(-1, keepdim=True)) @ product
+    result = shares(model, "rollout:attn_w")
+    np.testing.assert_allclose(result.sources[0].shares[0, 0], product[-1], rtol=1e-10)
+    for normalize in ("auto", "yes"):
         product = identity
         for layer in taken.layers:
-            rows = layer.alpha.mean(0) + identity
-            product = (rows / rows.sum(-1, keepdim=True) if normalize == "yes" else rows) @ product
-        result = shares(model, f"rollout:attn_w,normalize={normalize}")
-        np.testing.assert_allclose(result.sources[0].shares[0, 0], product[-1], rtol=1e-10)
+            parts = (layer.alpha[..., None] * layer.moved[:, None]).sum(0)
+            parts = parts + identity[..., None] * layer.entering[:, None]
+            rows = parts.norm(dim=-1)
+            sums = rows.sum(-1, keepdim=True)
+            product = rows / (sums if normalize == "yes" else sums.max()) @ product
+        result = shares(model, f"rollout:attn_res_n,normalize={normalize}")
+        np.testing.assert_allclose(result.sources[0].shares[0, 0], product[-1], rtol=1e-9)
     with pytest.raises(InputError, match="there is no map 'attention'; valid: attn_w"):
         shares(model, "rollout:attention")

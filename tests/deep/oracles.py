@@ -63,7 +63,7 @@ def _ends(model: Any) -> tuple[Any, Any]:
 
 def by_captum(name: str) -> dict[str, np.ndarray]:
     """Return Input×Gradient and integrated gradients of a logit at the last position."""
-    from captum.attr import InputXGradient, IntegratedGradients, Saliency
+    from captum.attr import InputXGradient, IntegratedGradients, Saliency  # type: ignore[import-not-found]
 
     model = small_model(name)
 
@@ -91,8 +91,8 @@ def by_lxt(kind: str) -> dict[str, np.ndarray]:
     from transformers.models.llama import modeling_llama
 
     sys.modules.update({name: MagicMock() for name in ("torchvision", "torchvision.models")})
-    from lxt.efficient import monkey_patch
-    from lxt.efficient.models import llama
+    from lxt.efficient import monkey_patch  # type: ignore[import-not-found]
+    from lxt.efficient.models import llama  # type: ignore[import-not-found]
 
     rules = llama.attnLRP if kind == "attn_lrp" else llama.cp_LRP
     monkey_patch(modeling_llama, patch_map=rules, verbose=False)
@@ -107,7 +107,7 @@ def by_lxt(kind: str) -> dict[str, np.ndarray]:
 
 def by_inseq(name: str) -> dict[str, np.ndarray]:
     """Return Input×Gradient and integrated gradients as inseq computes them."""
-    import inseq
+    import inseq  # type: ignore[import-not-found]
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -140,9 +140,9 @@ def main(folder: Path, what: str) -> None:
     name, _, kind = what.partition(":")
     make = {"captum": by_captum, "lxt": by_lxt, "inseq": by_inseq}[name]
     arrays = make(kind)
-    libraries = f"{name} {version(name)}, torch {torch.__version__}"
+    arrays["libraries"] = np.array(f"{name} {version(name)}, torch {torch.__version__}")
     path = folder / f"{name}_{kind}.npz"
-    np.savez(path, libraries=np.array(libraries), **arrays)
+    np.savez(path, **arrays)  # type: ignore[arg-type]
     for key, array in arrays.items():
         print(path.name, key, array)
 

@@ -16,12 +16,13 @@ from normscope.engine.run import CallbackMeasure, PlainBatch, run
 from normscope.errors import InputError
 from normscope.models.running import evaluating
 
+TINY = 1e-300
+
 
 class Rollout:
     """The row of the output position of C^L ⋯ C^1, by Horner's scheme: one vector is kept.
 
-    A map that does not pass the residual connection gets the identity added. Rows are divided by
-    their sums, unless that is switched off.
+    A map that does not pass the residual connection gets the identity added.
     """
 
     def shares(self, call: Call) -> RowShares:
@@ -39,7 +40,7 @@ class Rollout:
     def _maps(self, call: Call, name: str) -> list[np.ndarray]:
         """Return the map of every layer, (row, query, key)."""
         found: list[Tensor] = []
-        normalize = call.chosen["normalize"] == "yes"
+        normalize = call.chosen["normalize"]
 
         def read(view: LayerView) -> None:
             if name not in view.scopes:
@@ -56,11 +57,27 @@ class Rollout:
         return [layer.numpy() for layer in found]
 
 
-def _with_residual(values: Tensor, name: str, normalize: bool) -> Tensor:
-    """Return a map with the identity added where the residual is not in it, rows divided."""
-    if not SCOPES[name].with_residual:
+def _with_residual(values: Tensor, name: str, normalize: str) -> Tensor:
+    """Return a map with the identity added where the residual is not in it, rows divided.
+
+    By default ("auto") lengths of vectors with the residual keep the sums of their rows, and each
+    map is divided by its largest row sum, one number.
+    """
+    scope = SCOPES[name]
+    adds = getattr(scope, "adds_residual", not scope.with_residual)
+    divides = normalize == "yes"
+    if normalize == "auto":
+        divides = getattr(scope, "rows_divided", scope.weight or not scope.with_residual)
+    if adds:
+        values = _divided(values) if divides and not scope.weight else values
         values = values + torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
-    if not normalize:
-        return values
+    if divides:
+        return _divided(values)
+    return values / values.sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(TINY)
+
+
+def _divided(values: Tensor) -> Tensor:
+    """Divide each row by its sum; a row of zeros becomes that of the identity."""
     total = values.sum(-1, keepdim=True)
-    return values / torch.where(total > 0, total, 1)
+    own = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+    return torch.where(total > 0, values / total.clamp_min(TINY), own)

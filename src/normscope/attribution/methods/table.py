@@ -339,7 +339,13 @@ TABLE: Mapping[str, Method] = {
             code="rolled:Rollout",
             options=(
                 Option("map", None, (), "a map of analyze, as in rollout:attn_res_ln_n"),
-                Option("normalize", "yes", ("yes", "no"), "whether rows are divided by their sums"),
+                Option(
+                    "normalize",
+                    "auto",
+                    ("auto", "yes", "no"),
+                    "whether rows are divided by their sums; auto: but for lengths with the "
+                    "residual",
+                ),
             ),
         ),
         Method(
