@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from normscope import attribute_inputs
+from normscope.attribution.account import RowShares
 from normscope.attribution.methods import gradients
 from normscope.attribution.methods.call import Call
 from normscope.attribution.methods.table import method_of
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.passes import explain
 from normscope.linearisation.rules import rules_of
 from normscope.models.architectures import tiny_inputs, tiny_model
 from normscope.testing import FullPrecision

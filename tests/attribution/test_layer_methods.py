@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from normscope.attribution.account import RowShares
 from normscope.attribution.methods import decompx
 from normscope.attribution.methods.call import Call
 from normscope.attribution.methods.table import BIAS_RULES, method_of
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.passes import explain
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.linearisation.rules import rules_of
 from normscope.models.architectures import tiny_inputs, tiny_model

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.call import Call
 from normscope.attribution.methods.gradients import output_positions
-from normscope.attribution.passes import RowShares, SourceShares
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import SCOPES
 from normscope.engine.measure import Needs

@@ -15,8 +15,8 @@ from normscope.errors import InputError
 from normscope.linearisation.rules import RULES
 
 if TYPE_CHECKING:
+    from normscope.attribution.account import RowShares
     from normscope.attribution.methods.call import Call
-    from normscope.attribution.passes import RowShares
 
 ONE, TWO, STEPS, TOKENS, LAYERS, FORWARD = (
     "1 forward, 1 backward",
