@@ -41,6 +41,8 @@ class Rollout:
         """Return the map of every layer, (row, query, key)."""
         found: list[Tensor] = []
         normalize = call.chosen["normalize"]
+        ((stack, ids),) = call.places().items()
+        real = torch.from_numpy(call.real(stack, call.inputs[ids].shape[1]))
 
         def read(view: LayerView) -> None:
             if name not in view.scopes:
@@ -49,7 +51,7 @@ class Rollout:
                 )
             values = view.maps([name])[name].values
             assert values is not None
-            found.append(_with_residual(values.double(), name, normalize).cpu())
+            found.append(_with_residual(values.double().cpu(), name, normalize, real))
 
         measure = CallbackMeasure(read, Needs(whole_layers=True, weights=True))
         with torch.no_grad(), evaluating(call.model):
@@ -57,11 +59,11 @@ class Rollout:
         return [layer.numpy() for layer in found]
 
 
-def _with_residual(values: Tensor, name: str, normalize: str) -> Tensor:
+def _with_residual(values: Tensor, name: str, normalize: str, real: Tensor) -> Tensor:
     """Return a map with the identity added where the residual is not in it, rows divided.
 
     By default ("auto") lengths of vectors with the residual keep the sums of their rows, and each
-    map is divided by its largest row sum, one number.
+    map is divided by its largest row sum, one number. ``real``: (row, query).
     """
     scope = SCOPES[name]
     adds = getattr(scope, "adds_residual", not scope.with_residual)
@@ -73,7 +75,8 @@ def _with_residual(values: Tensor, name: str, normalize: str) -> Tensor:
         values = values + torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
     if divides:
         return _divided(values)
-    return values / values.sum(-1, keepdim=True).amax(-2, keepdim=True).clamp_min(TINY)
+    sums = values.sum(-1).masked_fill(~real, 0)  # queries of padding have rows too
+    return values / sums.amax(-1)[:, None, None].clamp_min(TINY)
 
 
 def _divided(values: Tensor) -> Tensor:
