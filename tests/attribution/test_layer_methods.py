@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from normscope.attribution.account import RowShares
 from normscope.attribution.methods import decompx
 from normscope.attribution.methods.call import Call
 from normscope.attribution.methods.table import BIAS_RULES, method_of
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.passes import explain
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.linearisation.rules import rules_of
 from normscope.models.architectures import tiny_inputs, tiny_model
@@ -90,9 +91,7 @@ def test_the_bias_token_form_is_the_frozen_network() -> None:
     model = tiny_model("gpt2")
     value = last_position({"input_ids": IDS})
     frozen = explain(model, {"input_ids": IDS}, value, rules_of("frozen"))
-    np.testing.assert_array_equal(
-        by_position(shares(model, "decompx:token")), by_position(frozen)
-    )
+    np.testing.assert_array_equal(by_position(shares(model, "decompx:token")), by_position(frozen))
     lengths = Call(model, {"input_ids": IDS}, value, method_of("decompx_norm"))
     maps = decompx.lengths_by_layer(lengths)
     assert [layer.shape for layer in maps] == [(1, 6, 6)] * len(maps)
@@ -137,9 +136,10 @@ def test_the_lens_reads_every_layer_as_if_it_were_the_last(name: str) -> None:
     result = shares(model, "direct_logit")
     assert result.lens is not None
     states = [taken.layers[0].entering, *(layer.leaving for layer in taken.layers)]
-    norm = model.transformer.ln_f if name == "gpt2" else model.model.norm
+    whole: Any = model
+    norm = whole.transformer.ln_f if name == "gpt2" else whole.model.norm
     with FullPrecision(), torch.no_grad():
-        expected = [float(model.lm_head(norm(state))[-1, ANSWER]) for state in states]
+        expected = [float(whole.lm_head(norm(state))[-1, ANSWER]) for state in states]
     np.testing.assert_allclose(result.lens[0, 0], expected, rtol=0, atol=1e-12)
     assert result.lens[0, 0, -1] == pytest.approx(result.value[0, 0], abs=1e-13)
     assert shares(model, "direct_logit:lens=no").lens is None
@@ -165,7 +165,9 @@ def test_blocks_of_cells_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     whole = shares(tiny_model("llama"), "alti_logit")
     monkeypatch.setattr(streams, "CELLS", 200)
     blocks = shares(tiny_model("llama"), "alti_logit")
-    np.testing.assert_allclose(part_of(blocks, "attention"), part_of(whole, "attention"), atol=1e-14)
+    np.testing.assert_allclose(
+        part_of(blocks, "attention"), part_of(whole, "attention"), atol=1e-14
+    )
 
 
 def test_with_identity_maps_alti_logit_is_direct_logit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +180,9 @@ def test_with_identity_maps_alti_logit_is_direct_logit(monkeypatch: pytest.Monke
     monkeypatch.setattr(streams, "alti_map", identity)
     direct = shares(tiny_model("gpt2"), "direct_logit:lens=no")
     result = shares(tiny_model("gpt2"), "alti_logit")
-    np.testing.assert_allclose(part_of(result, "attention"), part_of(direct, "attention"), atol=1e-14)
+    np.testing.assert_allclose(
+        part_of(result, "attention"), part_of(direct, "attention"), atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "gemma2", "gptj", "mixtral", "olmo2", "bloom"])
@@ -225,12 +229,21 @@ def test_chefer_of_two_stacks_is_refused() -> None:
 def test_rollout_is_the_product_of_the_maps() -> None:
     model, taken = tiny_model("gpt2"), reference.gpt2(tiny_model("gpt2"), IDS[0])
     identity = torch.eye(IDS.shape[1], dtype=torch.float64)
-    for normalize in ("yes", "no"):
+    product = identity
+    for layer in taken.layers:
+        rows = layer.alpha.mean(0) + identity
+        product = (rows / rows.sum(-1, keepdim=True)) @ product
+    result = shares(model, "rollout:attn_w")
+    np.testing.assert_allclose(result.sources[0].shares[0, 0], product[-1], rtol=1e-10)
+    for normalize in ("auto", "yes"):
         product = identity
         for layer in taken.layers:
-            rows = layer.alpha.mean(0) + identity
-            product = (rows / rows.sum(-1, keepdim=True) if normalize == "yes" else rows) @ product
-        result = shares(model, f"rollout:attn_w,normalize={normalize}")
-        np.testing.assert_allclose(result.sources[0].shares[0, 0], product[-1], rtol=1e-10)
+            parts = (layer.alpha[..., None] * layer.moved[:, None]).sum(0)
+            parts = parts + identity[..., None] * layer.entering[:, None]
+            rows = parts.norm(dim=-1)
+            sums = rows.sum(-1, keepdim=True)
+            product = rows / (sums if normalize == "yes" else sums.max()) @ product
+        result = shares(model, f"rollout:attn_res_n,normalize={normalize}")
+        np.testing.assert_allclose(result.sources[0].shares[0, 0], product[-1], rtol=1e-9)
     with pytest.raises(InputError, match="there is no map 'attention'; valid: attn_w"):
         shares(model, "rollout:attention")

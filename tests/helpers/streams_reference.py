@@ -217,10 +217,7 @@ def decompx_bert(model: Any, ids: Tensor, rule: str, *, at_residual: bool) -> tu
             bias = output @ bias_v + bias_o
         by_head = values.unflatten(-1, (heads, -1)).transpose(1, 2)  # component head key size
         moved = (alpha @ by_head).transpose(1, 2).flatten(2) @ output.T
-        if at_residual:
-            parts = spread(parts + moved, bias)
-        else:
-            parts = parts + spread(moved, bias)
+        parts = spread(parts + moved, bias) if at_residual else parts + spread(moved, bias)
         parts = norm_of(parts, parts.sum(0), at + "attention.output.LayerNorm")
         inner = spread(
             parts @ w[at + "intermediate.dense.weight"].T, w[at + "intermediate.dense.bias"]

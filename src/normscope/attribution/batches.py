@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.attribution.account import RowShares
 from normscope.attribution.answers import (
     CallerValue,
     ChoiceValue,
@@ -32,7 +33,6 @@ from normscope.attribution.heads import (
 from normscope.attribution.methods.call import Call
 from normscope.attribution.methods.table import ChosenMethod
 from normscope.attribution.options import AttributionOptions
-from normscope.attribution.passes import RowShares
 from normscope.attribution.rows import AskedRow
 from normscope.engine.batches import by_length, halves
 from normscope.errors import InputError, NormscopeError

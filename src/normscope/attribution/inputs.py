@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normscope.attribution.account import RowShares
 from normscope.attribution.answers import (
     CallerValue,
     ChoiceValue,
@@ -32,6 +33,7 @@ from normscope.attribution.heads import (
     SEQ2SEQ,
     SPANS,
     WORDS,
+    detects,
     head_of,
     is_index,
     labels_of,
@@ -41,7 +43,6 @@ from normscope.attribution.labels import label_terms
 from normscope.attribution.methods.call import Call
 from normscope.attribution.methods.table import ChosenMethod
 from normscope.attribution.options import MEAN, ZERO, AttributionOptions, Question
-from normscope.attribution.passes import RowShares
 from normscope.attribution.reading import join_tokens, spoken
 from normscope.attribution.rows import position_in
 from normscope.attribution.tracing import Segment
@@ -514,6 +515,8 @@ class InputRows:
         if names.ids is None and names.pictures:
             hears = any(isinstance(self.inputs.get(name), Tensor) for name in FEATURES)
             return "audio" if hears else "image"
+        if stack == "decoder" and detects(self.model):
+            return "objects"
         return ("target" if stack == "decoder" else "source") if self.two else "text"
 
     def _word(self, term: Term) -> str:

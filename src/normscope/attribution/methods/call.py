@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.table import ChosenMethod
-from normscope.attribution.passes import Explained, RowShares, SourceShares
+from normscope.attribution.passes import Explained
 from normscope.engine.given import row_count
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.linearisation.structure import structure_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.call import Call
 from normscope.attribution.methods.gradients import gradients_of, output_positions_in
-from normscope.attribution.passes import RowShares, SourceShares
 from normscope.linearisation.trace import Trace
 
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.call import Call, gap_of
 from normscope.attribution.methods.gradients import output_positions
-from normscope.attribution.passes import RowShares, Setup, SourceShares, explain
+from normscope.attribution.passes import Setup, explain
 from normscope.engine.judge import judge_shares
 from normscope.errors import InputError
 from normscope.linearisation.network import Network

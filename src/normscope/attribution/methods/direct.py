@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.call import Call, gap_of
 from normscope.attribution.methods.streams import (
     Direction,
@@ -18,7 +19,6 @@ from normscope.attribution.methods.streams import (
     read_stream,
     state_in,
 )
-from normscope.attribution.passes import RowShares, SourceShares
 from normscope.capture.layers import layers_of
 from normscope.engine.judge import judge_shares
 

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.call import Call
-from normscope.attribution.passes import RowShares, Setup, SourceShares, pairs
+from normscope.attribution.passes import Setup, pairs
 from normscope.capture.layers import layers_of
 from normscope.linearisation.network import Network, Source
 from normscope.linearisation.plain import Moved, PlainNetwork

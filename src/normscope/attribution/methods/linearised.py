@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from normscope.attribution.account import RowShares
 from normscope.attribution.methods.call import Call
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.passes import explain
 from normscope.linearisation.rules import rules_of
 
 

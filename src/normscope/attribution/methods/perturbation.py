@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.call import MASKS, Call
-from normscope.attribution.passes import RowShares, SourceShares
 from normscope.models.running import accepted_by
 
 Change = Callable[

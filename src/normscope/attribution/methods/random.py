@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.call import Call
-from normscope.attribution.passes import RowShares, SourceShares
 
 
 class Random:

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.methods.call import Call
 from normscope.attribution.methods.gradients import output_positions
-from normscope.attribution.passes import RowShares, SourceShares
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import SCOPES
 from normscope.engine.measure import Needs
@@ -16,12 +16,13 @@ from normscope.engine.run import CallbackMeasure, PlainBatch, run
 from normscope.errors import InputError
 from normscope.models.running import evaluating
 
+TINY = 1e-300
+
 
 class Rollout:
     """The row of the output position of C^L ⋯ C^1, by Horner's scheme: one vector is kept.
 
-    A map that does not pass the residual connection gets the identity added. Rows are divided by
-    their sums, unless that is switched off.
+    A map that does not pass the residual connection gets the identity added.
     """
 
     def shares(self, call: Call) -> RowShares:
@@ -39,7 +40,9 @@ class Rollout:
     def _maps(self, call: Call, name: str) -> list[np.ndarray]:
         """Return the map of every layer, (row, query, key)."""
         found: list[Tensor] = []
-        normalize = call.chosen["normalize"] == "yes"
+        normalize = call.chosen["normalize"]
+        ((stack, ids),) = call.places().items()
+        real = torch.from_numpy(call.real(stack, call.inputs[ids].shape[1]))
 
         def read(view: LayerView) -> None:
             if name not in view.scopes:
@@ -48,7 +51,7 @@ class Rollout:
                 )
             values = view.maps([name])[name].values
             assert values is not None
-            found.append(_with_residual(values.double(), name, normalize).cpu())
+            found.append(_with_residual(values.double().cpu(), name, normalize, real))
 
         measure = CallbackMeasure(read, Needs(whole_layers=True, weights=True))
         with torch.no_grad(), evaluating(call.model):
@@ -56,11 +59,28 @@ class Rollout:
         return [layer.numpy() for layer in found]
 
 
-def _with_residual(values: Tensor, name: str, normalize: bool) -> Tensor:
-    """Return a map with the identity added where the residual is not in it, rows divided."""
-    if not SCOPES[name].with_residual:
+def _with_residual(values: Tensor, name: str, normalize: str, real: Tensor) -> Tensor:
+    """Return a map with the identity added where the residual is not in it, rows divided.
+
+    By default ("auto") lengths of vectors with the residual keep the sums of their rows, and each
+    map is divided by its largest row sum, one number. ``real``: (row, query).
+    """
+    scope = SCOPES[name]
+    adds = getattr(scope, "adds_residual", not scope.with_residual)
+    divides = normalize == "yes"
+    if normalize == "auto":
+        divides = getattr(scope, "rows_divided", scope.weight or not scope.with_residual)
+    if adds:
+        values = _divided(values) if divides and not scope.weight else values
         values = values + torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
-    if not normalize:
-        return values
+    if divides:
+        return _divided(values)
+    sums = values.sum(-1).masked_fill(~real, 0)  # queries of padding have rows too
+    return values / sums.amax(-1)[:, None, None].clamp_min(TINY)
+
+
+def _divided(values: Tensor) -> Tensor:
+    """Divide each row by its sum; a row of zeros becomes that of the identity."""
     total = values.sum(-1, keepdim=True)
-    return values / torch.where(total > 0, total, 1)
+    own = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+    return torch.where(total > 0, values / total.clamp_min(TINY), own)

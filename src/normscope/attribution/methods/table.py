@@ -15,8 +15,8 @@ from normscope.errors import InputError
 from normscope.linearisation.rules import RULES
 
 if TYPE_CHECKING:
+    from normscope.attribution.account import RowShares
     from normscope.attribution.methods.call import Call
-    from normscope.attribution.passes import RowShares
 
 ONE, TWO, STEPS, TOKENS, LAYERS, FORWARD = (
     "1 forward, 1 backward",
@@ -122,7 +122,8 @@ class Method:
                         f"one of: {', '.join(option.name for option in self.options) or 'none'}"
                     )
                 name, text = self.options[0].name, entry
-            chosen[name] = self.option(name.strip()).read(text.strip(), self.name)
+            name = name.strip()
+            chosen[name] = self.option(name).read(text.strip(), self.name)
         for name, value in chosen.items():
             if value is None:
                 option = self.option(name)
@@ -338,7 +339,13 @@ TABLE: Mapping[str, Method] = {
             code="rolled:Rollout",
             options=(
                 Option("map", None, (), "a map of analyze, as in rollout:attn_res_ln_n"),
-                Option("normalize", "yes", ("yes", "no"), "whether rows are divided by their sums"),
+                Option(
+                    "normalize",
+                    "auto",
+                    ("auto", "yes", "no"),
+                    "whether rows are divided by their sums; auto: but for lengths with the "
+                    "residual",
+                ),
             ),
         ),
         Method(
