@@ -127,7 +127,7 @@ class LayerView:
         """Compute a map that is neither of lengths nor of weights, and note its gap."""
         scope = SCOPES[name]
         with without_tf32(self.captured.device):
-            if scope.cell == "effective":
+            if scope.cell == "projected":
                 related = effective_map(self, scope, each=each)
             else:
                 compute = zeroing_map if scope.cell == "zeroed" else closeness_map
