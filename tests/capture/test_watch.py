@@ -75,9 +75,14 @@ def test_only_products_inside_attention_modules_count() -> None:
 
 
 def test_there_is_no_watch_where_nothing_is_by_hand() -> None:
+    """Once a pass has shown that nothing acts on the heads before they are projected."""
     before = torch._C._len_torch_function_stack()
-    with capture(model_of("llama")):
-        assert torch._C._len_torch_function_stack() == before
+    model = model_of("llama")
+    for known in (False, True):
+        with capture(model):
+            assert torch._C._len_torch_function_stack() == before + (not known)
+            with torch.no_grad():
+                model(**tiny_inputs("llama"))
     with capture(model_of("bloom")):
         assert torch._C._len_torch_function_stack() == before + 1
     assert torch._C._len_torch_function_stack() == before

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normscope.capture.follow import Follower, NotFollowed, Trail
-from normscope.capture.held import Held, HeldAttention, hold
+from normscope.capture.follow import HeadFollower, NotFollowed, Trail
+from normscope.capture.held import Held, HeldHeads, hold
 from normscope.capture.probing import first_tensor, probe
 from normscope.capture.projection import Projection, affine, projection_of
 from normscope.capture.record import AttentionKind, Capture, CapturePath
@@ -90,7 +90,7 @@ class Recorder:
         self.watch: TorchFunctionMode | None = None
         self.pending: Pending | None = None
         self.earlier: list[Pending] = []  # calls of the same module whose heads are joined with it
-        self.follower: Follower | None = None  # of what acts on the output of the pending heads
+        self.follower: HeadFollower | None = None  # of what acts on the output of the pending heads
         self.merged: Tensor | None = None  # the input of the last output projection
         self.running: set[str] = set()  # stacks whose owner is running
         self.steps: dict[str, int] = {}  # stack -> number of runs begun, less one
@@ -187,7 +187,8 @@ class Recorder:
             read = seen and self._delivers(pending, output)
         if read:
             return
-        if not seen and not self.by_hand and self.watch is not None:
+        watched = self.watch is not None and begun.arguments is not None
+        if not seen and not self.by_hand and watched:
             # Without any softmax there are no attention weights: a linear attention.
             self.without.add(self.inventory[module].element)
             return
@@ -243,7 +244,7 @@ class Recorder:
         else:
             self._refuse_pending()
             straight = pending.module in self.inventory.straight
-            self.follower = None if straight or self.watch is None else Follower()
+            self.follower = None if straight or self.watch is None else HeadFollower()
         if self.follower is not None:
             pending.keep()
             self.follower.begin(pending.returned)
@@ -336,7 +337,7 @@ class Recorder:
         )
 
     def _held_capture(
-        self, pending: Pending, attention: HeldAttention, name: str, output: Tensor
+        self, pending: Pending, attention: HeldHeads, name: str, output: Tensor
     ) -> Capture:
         """The record of a call on whose heads something acted before the projection."""
         pending.weights, pending.batch_first = attention.weights, attention.batch_first

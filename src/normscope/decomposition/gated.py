@@ -117,5 +117,5 @@ class GatedDecomposition(AttentionDecomposition):
         raise UnsupportedModelError(
             f"{self.captured.name}: an elementwise gate acts between the heads and their output "
             "projection, so a key's vector f(x) is another for every query, and ‖f(x)‖ is not "
-            "one number. The maps attn_w and attn_n, and those after them, are defined"
+            "one number. Maps of weights and of weighted norms are defined"
         )
