@@ -403,6 +403,8 @@ def _layouts(call: Pending, read: Tensor) -> list[tuple[int, bool]]:
     """List what the size of the batch may be, and whether its axis is the first of the input."""
     if call.path != "watched" or call.mixed.dim() == 4:
         return [(call.mixed.shape[0], True), (call.mixed.shape[0], False)]
+    if read.dim() > 3:  # the positions of an image are a table
+        read = read.flatten(1, -2)
     if read.dim() != 3:
         return []
     queries = call.mixed.shape[-2]

@@ -36,6 +36,8 @@ class Watch(LeavableMode):
         """Call a torch function, and note its result if it is, or uses, attention weights."""
         output = func(*args, **(kwargs or {}))
         recorders = ACTIVE.get()
+        if any(recorder.emitting for recorder in recorders):
+            return output  # computed from a record
         for recorder in recorders:
             if recorder.follower is not None:
                 recorder.follower.ran(func, args, kwargs or {}, output)

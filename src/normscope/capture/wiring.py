@@ -327,8 +327,10 @@ class Sighting:
 
     def _captured(self, captured: Capture) -> None:
         named = self.inventory.named
-        module, projection = named[captured.name], named[captured.projection.name]
+        module, projection = named[captured.name], named.get(captured.projection.name)
         self.attended.add(module)
+        if projection is None:  # a bare parameter
+            return
         self._cores[projection] = module, captured.kind
         self.follower.count_linear(projection)
 
