@@ -206,7 +206,8 @@ def joint(result: Contributions, map: str) -> tuple[Array, Array]:
     for local in encoder:
         rolled = local @ rolled
     targets, sources = own.shape[1], encoder.shape[1]
-    k_source, k_target = [], []
+    k_source: list[Array] = []
+    k_target: list[Array] = []
     for c_s, c_x in zip(own, cross, strict=True):
         g_source, g_target = np.zeros((targets, sources)), np.zeros((targets, targets))
         for t in range(targets):

@@ -92,8 +92,9 @@ class LayerView:
         related = {name: self._related_map(name) for name in wanted if SCOPES[name].related}
         if related:
             rest = [name for name in wanted if name not in related]
-            for related_map in related.values() if reduce is not None else ():
-                related_map.reduce_to(reduce)
+            if reduce is not None:
+                for related_map in related.values():
+                    related_map.reduce_to(reduce)
             return (self.maps(rest, reduce) if rest else {}) | related
         behind = [name for name in wanted if self.chain.is_behind(name)]
         replayed = [name for name in behind if self.chain.is_replayed(name)]
@@ -126,7 +127,7 @@ class LayerView:
         """Compute a map that is neither of lengths nor of weights, and note its gap."""
         scope = SCOPES[name]
         with without_tf32(self.captured.device):
-            if scope.cell == "effective":
+            if scope.cell == "projected":
                 related = effective_map(self, scope, each=each)
             else:
                 compute = zeroing_map if scope.cell == "zeroed" else closeness_map

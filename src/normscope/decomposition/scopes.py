@@ -32,7 +32,7 @@ Station = Literal[
 CellKind = Literal[
     "length",  # ‖v_ij‖
     "weight",  # made of attention weights alone
-    "effective",  # the attention weights that reach the output
+    "projected",  # the attention weights that reach the output
     "closeness_1",  # how much closer v_ij comes to Σ_j v_ij + bias than zero is, in ℓ1
     "closeness_2",  # the same in ℓ2
     "zeroed",  # how far the layer's output turns when a key's values are zero
@@ -72,7 +72,7 @@ class Scope:
     @property
     def signed(self) -> bool:
         """Whether cells may be negative."""
-        return self.cell == "effective"
+        return self.cell == "projected"
 
     @property
     def shares(self) -> bool:
@@ -280,7 +280,7 @@ _TABLE = (
         whole="the effective attention",
         meaning="The attention weights without the part that changes nothing, because the vectors "
         "f(x) of the keys cancel. Cells may be negative, and rows need not add up to 1.",
-        cell="effective",
+        cell="projected",
         head_title="Effective attention of one head",
         head_formula="α_{⊥ij}^{h},  α_{⊥}^{h} F_{h} = α^{h} F_{h}",
         head_meaning="This head's attention weights without the part that changes nothing.",

@@ -23,7 +23,7 @@ from normscope.results.arrays import LabelledArray, take
 from normscope.results.contributions import Contributions
 from normscope.text.tokens import Tokens
 
-Array = NDArray[np.float64]
+Matrices = NDArray[np.float64]
 CAPACITY = 10**9  # of a row that sums to 1, in the integers of the flow
 LONG = 64  # positions, beyond which the flows of one row take minutes
 
@@ -146,7 +146,7 @@ def _listed(results: Any) -> list[Any]:
 # ---- local maps
 
 
-def _local(part: Contributions, scope: Scope, normalize: bool | None, *, square: bool) -> Array:
+def _local(part: Contributions, scope: Scope, normalize: bool | None, *, square: bool) -> Matrices:
     """Return the maps of all layers with the residual in them, (layer, query, keys).
 
     ``square``: whether queries and keys are the same positions, so that the residual is on the
@@ -175,7 +175,7 @@ def _local(part: Contributions, scope: Scope, normalize: bool | None, *, square:
     return values / np.where(largest > 0, largest, 1)
 
 
-def _divided(values: Array, square: bool) -> Array:
+def _divided(values: Matrices, square: bool) -> Matrices:
     """Divide each row by its sum; a row of zeros becomes that of the identity."""
     sums = values.sum(axis=-1, keepdims=True)
     shares = values / np.where(sums > 0, sums, 1)
@@ -187,7 +187,7 @@ def _divided(values: Array, square: bool) -> Array:
 # ---- rollout
 
 
-def _products(maps: Array) -> Array:
+def _products(maps: Matrices) -> Matrices:
     """Return C^1, C^2 C^1, …."""
     products = [maps[0]]
     for local in maps[1:]:
@@ -195,7 +195,7 @@ def _products(maps: Array) -> Array:
     return np.stack(products)
 
 
-def _row(row: Array, maps: Array) -> Array:
+def _row(row: Matrices, maps: Matrices) -> Matrices:
     """Return a row vector times C^L, …, C^1."""
     for local in maps[::-1]:
         row = row @ local
@@ -247,7 +247,7 @@ class _Signature:
         return f"{self.result.signature}|{self.how}"
 
 
-def _as_result(part: Contributions, rolled: _Rolled, values: Array) -> Contributions:
+def _as_result(part: Contributions, rolled: _Rolled, values: Matrices) -> Contributions:
     """Return the values as a result like the part of the model that they come from."""
     own = part[rolled.scope.name]
     layers = own.labels["layer"]
@@ -312,7 +312,9 @@ def _both_stacks(
     return Contributions(parts=parts, signature=_Signature(result, how))
 
 
-def joint_products(source: Array, kept: Array, encoder: Array) -> tuple[Array, Array]:
+def joint_products(
+    source: Matrices, kept: Matrices, encoder: Matrices
+) -> tuple[Matrices, Matrices]:
     """Return each layer's shares of the source and of the target's prefix.
 
     Args:
@@ -374,7 +376,7 @@ def _flows(
     return _as_result(result, _Rolled(f"flow_{scope.name}", scope, how, rows), values[None])
 
 
-def flow_row(maps: Array, query: int) -> Array:
+def flow_row(maps: Matrices, query: int) -> Matrices:
     """Return the maximum flow from a query of the last layer to each input position, as shares.
 
     ``maps``: (layer, query, key), the capacities; each pair is a problem of its own.

@@ -195,7 +195,8 @@ def _checked_values(name: str, array: LabelledArray) -> NDArray[np.float64]:
     values = array.values.astype(np.float64)
     if not np.isfinite(values).all() or ((values < 0).any() and not array.signed):
         raise InputError(
-            f"{name!r} has cells that are not finite, or negative in an array that is not signed"
+            f"{name!r} has cells that are negative or not finite; a page shows weights, norms and "
+            "signed maps"
         )
     return values
 

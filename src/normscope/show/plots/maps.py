@@ -182,12 +182,12 @@ def _share_bar(image: Any, axes: Any) -> None:
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
 
 
-def _share_bars(images: Sequence[Any], axes: Sequence[Any]) -> None:
+def _share_bars(images: Sequence[Any], axes: NDArray[Any]) -> None:
     """Add a colour bar for the maps without negative cells, and one for each of the others."""
     signed = [image for image in images if image.norm.vmin < 0]
     plain_maps = [at for at, image in enumerate(images) if image not in signed]
     if plain_maps:
-        _share_bar(images[plain_maps[-1]], [axes[at] for at in plain_maps] if signed else axes)
+        _share_bar(images[plain_maps[-1]], axes[plain_maps])
     for at, image in enumerate(images):
         if image in signed:
             _share_bar(image, [axes[at]])
