@@ -287,6 +287,8 @@ def _run(arguments: Any, measured: Any, result: Any, merged: Any, finish: Any) -
             raise InputError("--merge reads results: leave out --data and --text")
         whole = merged(arguments.merge)
         finish(whole)
+        if arguments.output is not None:
+            say(f"wrote {arguments.output}: {len(whole)} texts")
         return whole
     rows = _rows(arguments)
     check_source(arguments.model, arguments.revision)

@@ -86,11 +86,11 @@ def compare(
     Returns:
         An :class:`~normscope.faithfulness.agreement.Agreement`.
     """
-    texts, _ = texts_of(text)
+    texts, single = texts_of(text)
     asked = {"answer": answer, "foil": foil, "text_pair": text_pair, "target": target}
     asked |= {"continuation": continuation, "position": position}
     rest = {"generate": None, "similar_to": None, "baseline": None}
-    questions = questions_of({**asked, **rest}, len(texts))
+    questions = questions_of({**asked, **rest}, None if single else len(texts))
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
     model, tokenizer = resolved(model, tokenizer, similar=False, strict=strict, **where)
     calls = calls_of(methods, tokenizer, seed)
