@@ -20,8 +20,8 @@ from normscope.cli.attribute import attribute
 from normscope.cli.bench import bench
 from normscope.cli.corpus import corpus
 from normscope.cli.demo import demo
+from normscope.cli.faithfulness import compare, faithfulness
 from normscope.cli.families import families
-from normscope.cli.methods import compare, faithfulness
 from normscope.cli.options import Debug
 from normscope.cli.output import note
 from normscope.cli.reproduce import reproduce

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -211,8 +212,8 @@ class AgreementMeter(TextReader):
         for call in self.calls:
             result = measured[call.name][0][at]
             scores[call.name] = text_scores(call, row, result)
-            error = getattr(result, "error", None) if isinstance(result, Attribution) else None
-            errors[call.name] = None if error is None else float(error)
+            error = result.error if isinstance(result, Attribution) else math.nan
+            errors[call.name] = None if math.isnan(error) else float(error)
         own = {n: np.abs(s) if self.ranking.absolute else s for n, s in scores.items()}
         correlations = [
             [spearman(own[a.name][ranked], own[b.name][ranked]) for b in self.calls]

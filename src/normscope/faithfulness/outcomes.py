@@ -168,8 +168,21 @@ class Outcomes:
                 self._run([(rows[at], alike[at]) for at in batch])
 
     def _batches(self, rows: Sequence[AskedRow]) -> Iterator[list[int]]:
-        lengths = [(len(r.text), 0 if r.decoder is None else len(r.decoder)) for r in rows]
-        yield from by_length(lengths, 0 if self.runner.alone else BATCH_TOKENS)
+        """Yield the numbers of rows that are run together.
+
+        Logits are kept at every place of a batch, and a vocabulary is large: the rows of a language
+        model answer at the same places.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for at, row in enumerate(rows):
+            places = {term.place for step in row.steps for term in step}
+            alike = tuple(sorted(places)) if self.runner.head == CAUSAL else ()
+            groups.setdefault(alike, []).append(at)
+        for members in groups.values():
+            chosen = [rows[at] for at in members]
+            lengths = [(len(r.text), 0 if r.decoder is None else len(r.decoder)) for r in chosen]
+            for batch in by_length(lengths, 0 if self.runner.alone else BATCH_TOKENS):
+                yield [members[at] for at in batch]
 
     def _settle(self, batch: list[int]) -> None:
         """Settle the answers of some texts, and divide their terms into answer and foil."""
