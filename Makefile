@@ -13,13 +13,13 @@ PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 python -m pytest -n 3
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-browser test-deep sbom test-wheel mutants coverage lint types test-lowest \
-	test-gpu bench docs pictures clean
+.PHONY: help demo test test-browser test-deep test-families sbom test-wheel mutants coverage lint types \
+	test-lowest test-gpu bench docs pictures clean
 
 help:  ## show this list
 	@echo "make GOAL [PYTHON=python3.12]"
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1|/p' $(firstword $(MAKEFILE_LIST)) | \
-		while IFS='|' read -r goal does; do printf '  %-12s %s\n' "$$goal" "$$does"; done
+		while IFS='|' read -r goal does; do printf '  %-13s %s\n' "$$goal" "$$does"; done
 
 demo: $(VENV)/.installed  ## install, then show what weights hide and which words made an answer
 	$(VENV)/bin/normscope demo
@@ -47,6 +47,10 @@ test-deep: $(VENV)/.installed  ## one slice of every deep run, with new seeds, o
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m tests.deep.kills --kills $$((4 * $(DEPTH))) --record
 	$(VENV)/bin/python -m tests.deep.interrupt --count $$((200 * $(DEPTH))) --record
 	$(VENV)/bin/python -m tests.deep.record
+
+# A sample of the types is in `make test`.
+test-families: $(VENV)/.installed  ## every model type of the installed transformers; takes many minutes
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(VENV)/bin/python -m tests.deep.families
 
 sbom: $(VENV)/.installed  ## the bill of materials of the wheel in dist/
 	$(VENV)/bin/python release/sbom.py dist/*.whl

@@ -17,6 +17,7 @@ from normscope.alignment.extract import Choice, Extractor, Head, cross_shape
 from normscope.alignment.options import AlignOptions
 from normscope.alignment.translator import translator
 from normscope.alignment.words import Side
+from normscope.decomposition.available import available
 from normscope.models.architectures import tiny_model
 from tests.helpers import alignment_reference as slow
 from tests.helpers.captures import state
@@ -194,6 +195,7 @@ def test_whisper_aligns_words_with_frames() -> None:
 
 def test_layers_above_the_last_one_wanted_do_not_run() -> None:
     model = model_of("marian")
+    available(model)  # the layouts of layers are read from one whole pass
     ran = []
     for layer in model.model.decoder.layers:
         layer.register_forward_hook(lambda *_: ran.append(1))
@@ -206,6 +208,7 @@ def test_layers_above_the_last_one_wanted_do_not_run() -> None:
 def test_no_logits_are_made() -> None:
     for family in ("marian", "t5"):
         model = model_of(family)
+        available(model)
         model.lm_head.register_forward_hook(lambda *_: pytest.fail("the output layer ran"))
         align(SOURCE, TARGET, model, tokenizer(pair=False), layer=1)
 

@@ -13,7 +13,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.account import RowShares
+from normscope.attribution.passes import explain
 from normscope.errors import UnsupportedModelError
 from normscope.linearisation.rules import RULES, rules_of
 from normscope.models.architectures import FAMILIES, randomize_, tiny_inputs, tiny_model

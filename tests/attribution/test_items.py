@@ -11,6 +11,7 @@ import torch
 
 import normscope
 from normscope import Attribution, InputError
+from normscope.attribution.heads import label_index, labels_of
 from tests.attribution.test_api import adds_up
 from tests.helpers.pictured import (
     IMAGE,
@@ -188,23 +189,42 @@ def test_a_detected_object_is_explained_at_its_position() -> None:
         attributed("yolos", images=drawn(12, 16))
 
 
+def test_what_a_detector_says_of_each_object_or_that_there_is_none() -> None:
+    detector = model_of("detr")
+    assert labels_of(detector)[4] == "no object"
+    assert label_index(detector, "no object") == 4
+    assert "no object" not in labels_of(model_of("vit")).values()
+    (result,) = normscope.attribute_inputs(detector, inputs_of("detr"), position=2, answer=4)
+    with torch.no_grad():
+        logits = detector(**inputs_of("detr")).logits[0]
+    assert result.value == pytest.approx(float(logits[2, 4]), abs=1e-12)
+    assert result.answer == "no object"
+    assert result.sides == ("image",) * 12 + ("objects",) * 6
+    assert result.tokens.strings[-1] == "object 5"
+    assert result.tokens.strings[4] == "patch 1,0"
+    shares = result.scores.values
+    assert (shares[12:] == 0).all()  # where objects are asked for directs attention, which is held
+    asked = attributed("yolos", images=drawn(12, 16), position=2, answer=1)
+    assert asked.question == "What makes 'object 2' 'LABEL_1'"
+
+
 @pytest.mark.parametrize("name", sorted({*ROUNDED, "siglip", "registers", "detr"} - {"llava"}))
 def test_every_kind_of_model_adds_up(name: str) -> None:
     """Towers, merging, windows, several parts of an image, a backbone of convolutions."""
     model, inputs = model_of(name), inputs_of(name)
 
-    def first(output: Any) -> torch.Tensor:
+    def last(output: Any) -> torch.Tensor:
         logits = getattr(output, "logits", None)
-        return (output.logits_per_image if logits is None else logits).flatten()[0]
+        return (output.logits_per_image if logits is None else logits).flatten(0, -2)[-1, 0]
 
-    (result,) = normscope.attribute_inputs(model, inputs, answer=first)
+    (result,) = normscope.attribute_inputs(model, inputs, answer=last)
     with torch.no_grad():
-        assert result.value == pytest.approx(float(first(model(**inputs))))
+        assert result.value == pytest.approx(float(last(model(**inputs))))
     proved(result, name)
     images = [
         share for share, s in zip(result.scores.values, result.sides, strict=True) if s == "image"
     ]
-    assert np.abs(images).sum() > 0 or name == "detr"
+    assert np.abs(images).sum() > 0
 
 
 def test_a_baseline_of_zeros_explains_the_difference_from_it() -> None:

@@ -7,6 +7,7 @@ import threading
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+import normscope
 from normscope import attribute
-from normscope.attribution import passes
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution import account, passes
+from normscope.attribution.account import RowShares
+from normscope.attribution.passes import explain
 from normscope.capture import capture
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.linearisation import network
@@ -134,7 +137,7 @@ def assert_same(first: RowShares, second: RowShares, bound: float = 1e-12) -> No
 
 def row(result: RowShares, at: int, columns: Any) -> RowShares:
     sources = [
-        passes.SourceShares(s.stack, s.part, s.shares[at : at + 1][..., columns])
+        account.SourceShares(s.stack, s.part, s.shares[at : at + 1][..., columns])
         for s in result.sources
     ]
     return RowShares(
@@ -182,13 +185,13 @@ def test_padding_on_either_side_is_the_same(name: str, method: str) -> None:
 def test_one_backward_pass_tells_rows_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass for each row is only for models that mix rows."""
     calls: list[Tensor] = []
-    back = passes._Account._back
+    back = account.Account._back
 
     def counted(self: Any, scalar: Tensor, keep: bool) -> Any:
         calls.append(scalar)
         return back(self, scalar, keep)
 
-    monkeypatch.setattr(passes._Account, "_back", counted)
+    monkeypatch.setattr(account.Account, "_back", counted)
     for method in RULES:
         inputs = tiny_inputs(name)
         floats = {key: t.flip(0) for key, t in inputs.items() if t.is_floating_point()}
@@ -527,3 +530,58 @@ def test_what_no_file_had_may_be_in_the_model_if_the_answer_ignores_it(tmp_path:
         attribute(model, reader, "the cat", answer=lambda o: o.pooler_output[0, 1])
     before = [parameter.requires_grad for parameter in model.parameters()]
     assert all(before), "the model is as it was"
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama"])
+@pytest.mark.parametrize("method", ["frozen", "input_x_gradient"])
+def test_padding_that_makes_a_model_give_nan_is_named(name: str, method: str) -> None:
+    """The softmax of eager attention is in float32, where the mask of float64 is -inf."""
+    model: Any = tiny_model(name)
+    model.set_attn_implementation("eager")
+    ids = torch.tensor([[9, 8, 7, 6, 5], [1, 1, 1, 6, 5]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
+    given = {"input_ids": ids, "attention_mask": mask}
+    with torch.no_grad():
+        assert model(**given).logits[1].isnan().all()
+    explained = partial(normscope.attribute_inputs, model, method=method)
+    with pytest.raises(InputError, match=r"^row 1: .* gives NaN, .* The row is padded on the left"):
+        explained(given)
+    # What the message advises:
+    flipped = {
+        "input_ids": torch.cat([ids[:1], ids[1:].roll(2)]),
+        "attention_mask": mask.sort(dim=1, descending=True)[0],
+    }
+    alone = {key: tensor[1:, 3:] for key, tensor in given.items()}
+    (_, right), (single,) = explained(flipped), explained(alone)
+    assert right.tokens == single.tokens
+    np.testing.assert_allclose(right.scores.values, single.scores.values, rtol=1e-5)
+    _, left = normscope.attribute_inputs(model.float(), given, method=method)
+    np.testing.assert_allclose(left.scores.values, single.scores.values, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bloom", "llama", "opt", "gpt_neox"])
+@pytest.mark.parametrize("method", sorted(RULES))
+def test_padding_that_does_not_reach_the_output_is_not_refused(name: str, method: str) -> None:
+    """The NaN of padding ends in the only layer; its derivatives do not reach other positions."""
+    model: Any = tiny_model(name)
+    del next(m for m in model.modules() if isinstance(m, nn.ModuleList))[1:]
+    model.set_attn_implementation("eager")
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
+    given = {"input_ids": torch.tensor([[9, 8, 7, 6, 5], [1, 1, 1, 6, 5]]), "attention_mask": mask}
+    other = {"input_ids": torch.tensor([[4, 8, 9, 6, 5], [1, 1, 1, 7, 5]])}
+    with torch.no_grad():
+        logits = model(**given).logits
+    assert logits[1, 0].isnan().all()
+    assert logits[1, 3:].isfinite().all()
+    read = last_position(given)
+    options = {"baseline_inputs": other if RULES[method].difference else None, "trace": True}
+    found = explain(model, given, read, rules_of(method), **options)
+    assert np.isfinite(found.value).all()
+    alone = {key: tensor[1:, 3:] for key, tensor in given.items()}
+    if options["baseline_inputs"]:
+        options["baseline_inputs"] = {key: tensor[1:, 3:] for key, tensor in other.items()}
+    single = explain(model, alone, last_position(alone), rules_of(method), **options)
+    np.testing.assert_allclose(
+        by_position(found)[1:, :, 3:], by_position(single), rtol=1e-4, atol=1e-6
+    )
+    assert (by_position(found)[1, :, :3] == 0).all()

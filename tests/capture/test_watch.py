@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from normscope.capture import capture
+from normscope.capture import Capture, capture
 from normscope.models.architectures import tiny_inputs
 from tests.helpers.captures import captured, gap, model_of, same_captures
 
@@ -75,9 +75,27 @@ def test_only_products_inside_attention_modules_count() -> None:
 
 
 def test_there_is_no_watch_where_nothing_is_by_hand() -> None:
+    """Once a pass has shown that nothing acts on the heads before they are projected."""
     before = torch._C._len_torch_function_stack()
-    with capture(model_of("llama")):
-        assert torch._C._len_torch_function_stack() == before
+    model = model_of("llama")
+    for known in (False, True):
+        with capture(model):
+            assert torch._C._len_torch_function_stack() == before + (not known)
+            with torch.no_grad():
+                model(**tiny_inputs("llama"))
     with capture(model_of("bloom")):
         assert torch._C._len_torch_function_stack() == before + 1
     assert torch._C._len_torch_function_stack() == before
+
+
+def test_what_is_computed_from_a_record_is_not_the_models() -> None:
+    seen = []
+
+    def read(record: Capture) -> None:
+        weights = torch.rand(2, 4, 3, 3).softmax(-1)
+        seen.append(weights @ torch.rand(2, 4, 3, 8))
+
+    model = model_of("bert")
+    with torch.no_grad(), capture(model, read, attention="fused"):
+        model(**tiny_inputs("bert"))
+    assert len(seen) == 3

@@ -145,7 +145,7 @@ def test_every_option_has_a_name_of_its_own() -> None:
     assert names["align map"] == ["--map"]
     assert names["corpus checkpoint_seconds"] == ["--checkpoint-seconds"]
     renamed = {"as_json": "--json", "output": "--json", "help": "--help", "models": "--model"}
-    renamed |= {"open_page": "--open", "whole_signature": "--signature"}
+    renamed |= {"open_page": "--open", "whole_signature": "--signature", "every": "--all"}
     for place, options in names.items():
         parameter = place.split()[1]
         expected = f"--{parameter.replace('_', '-')}"

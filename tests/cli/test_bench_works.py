@@ -13,6 +13,7 @@ from normscope import InputError
 from normscope.capture import capture
 from normscope.cli import bench_works
 from normscope.cli.bench_works import BenchSettings
+from normscope.decomposition.scopes import HEAD_MAPS
 from normscope.models.architectures import tiny_model
 from tests.helpers.benchmarks import measure, shrink
 
@@ -63,11 +64,12 @@ ATTRIBUTION = ["attribute", "input × gradient", "pairs", "secant"]
 
 
 def test_what_a_model_lacks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normscope.models.layouts.LAYOUTS", {})
+    known = {("model.layers", "self"): [*HEAD_MAPS, "attn_res_n", "atb"]}
+    monkeypatch.setattr(bench_works, "available", lambda _: known)
     settings = BenchSettings(dense=False)
     works = {work.name: work for work in bench_works.plan(settings, tiny_model("mixtral"), 8)}
     assert [*works] == ["forward", "eager", *MAPS, *ATTRIBUTION]
-    assert works["2024"].call is None  # of layers of unknown wiring
+    assert works["2024"].call is None  # of layers with nothing behind their attention
     assert works["2024"].note == "the model has none of these maps"
     assert works["forward"].attention == works["2020"].attention == "sdpa"
     assert next(bench_works.plan(settings, tiny_model("deberta-v2"), 8)).attention == "eager"

@@ -13,6 +13,7 @@ import pytest
 from normscope.cli import sweep, sweep_page
 from normscope.cli.sweep import TypeReport, Verdict, check_type, judged
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
+from tests.deep import families
 from tests.helpers.commands import run, succeed
 
 EXACT = Verdict("exact", 1e-15)
@@ -119,6 +120,28 @@ def test_counts_and_failures() -> None:
     assert shown["checked"] == 3
     assert shown["types"][1]["verdicts"]["layer"]["reason"] == REFUSED.reason
     json.dumps(shown)
+
+
+def test_too_few_exact_types_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "TYPES", 4)
+    monkeypatch.setattr(
+        families, "MINIMA", {"all": {"checked": 3, "attention": 2}, "text": {"layer": 3}}
+    )
+    reports = [report("a"), report("b"), report("c"), TypeReport("d", missing="no timm")]
+    assert families.problems(reports) == []
+    reports[1] = report("b", layer=REFUSED)
+    assert families.problems(reports) == ["text types, layer: 2, at least 3 are expected"]
+    reports[2] = report("c", attention=WRONG)
+    assert families.problems(reports)[0] == "c: attention: wrong: they differ"
+    assert families.problems(reports[:2]) == [  # of half as many types, half as many
+        "text types, layer: 1, at least 2 are expected"
+    ]
+    assert families.problems(reports[2:]) == [
+        "c: attention: wrong: they differ",
+        "all types, checked: 1, at least 2 are expected",
+        "all types, attention: 0, at least 1 are expected",
+        "text types, layer: 1, at least 2 are expected",
+    ]
 
 
 def test_the_page() -> None:

@@ -170,6 +170,7 @@ def test_somebody_elses_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(InputError, match=r"not empty and holds no run .*thesis\.tex"):
         quick_run(folder, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot write to the folder"):
         quick_run(folder, tmp_path / "file")

@@ -160,10 +160,6 @@ def test_positions_without_pixels_are_called_after_their_parameters() -> None:
     assert seen.names == {}
 
 
-def test_pixels_that_several_positions_read_have_no_places() -> None:
-    assert footprints_of(model_of("detr"), inputs_of("detr")) == {}
-
-
 def test_two_rows_have_images_of_their_own() -> None:
     inputs = {name: torch.cat([tensor, tensor]) for name, tensor in inputs_of("llava").items()}
     _, text = footprints_of(model_of("llava"), inputs).values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.testing import assert_array_equal
 import normscope
 from normscope import InputError
 from normscope.engine.given import checked_inputs
+from normscope.engine.naming import _with_texts, named
 from normscope.models.architectures import tiny_inputs, tiny_model
 from tests.helpers import tiny
 
@@ -157,3 +159,19 @@ def test_a_tokenizer_names_the_ids_of_both_sides() -> None:
     results = normscope.analyze_inputs(model, inputs, tokenizer=tokenizer)
     assert results[1].decoder["attn_w"].tokens["query"].strings == ("</s>", "sat")
     assert results[0].encoder["attn_w"].tokens["query"].strings[-1] == "</s>"
+
+
+def test_words_beside_patches_stay_whole_and_apart() -> None:
+    """A word of several pieces is one, also right behind a patch; each patch is its own."""
+    names = ["patch 0,0", "patch 0,1", "un", "##do", "it", "patch 1,0", "##s"]
+    patch = [True, True, False, False, False, True, False]
+    known = replace(
+        named(["<img>", "<img>", "un", "##do", "it", "<img>", "##s"]),
+        texts=("", "", "un", "do", "it", "", "s"),
+        word_of=(0, 0, 1, 1, 2, 2, 2),
+        words=("<img><img>", "undo", "its"),
+    )
+    mixed = _with_texts(named(names), known, patch)
+    assert mixed.word_of == (0, 1, 2, 2, 3, 4, 5)
+    assert mixed.words == ("patch 0,0", "patch 0,1", "undo", "its", "patch 1,0", "its")
+    assert mixed.texts == ("patch 0,0", "patch 0,1", "un", "do", "it", "patch 1,0", "s")

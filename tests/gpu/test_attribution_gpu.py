@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.account import RowShares
+from normscope.attribution.passes import explain
 from normscope.linearisation.rules import RULES, rules_of
 from normscope.models.architectures import tiny_inputs, tiny_model
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from normscope.attribution.passes import RowShares
+from normscope.attribution.account import RowShares
 
 OUTPUTS = ("logits", "logits_per_image", "pooler_output", "last_hidden_state")
 

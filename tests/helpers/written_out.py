@@ -10,7 +10,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.account import RowShares
+from normscope.attribution.passes import explain
 from normscope.linearisation.rules import rules_of
 from normscope.models.architectures import FAMILIES, randomize_, tiny_model
 from normscope.testing import FullPrecision

@@ -226,3 +226,14 @@ def test_the_residual_follows_the_real_keys(mask: str) -> None:
     assert_array_equal(array.values[..., :-1], result.cross["attn_n"].values)
     assert result.cross.key_tokens.ids == tuple(inputs["input_ids"][0, real].tolist())
     assert (array.values[..., -1] > 0).all()
+
+
+def test_a_stack_that_runs_twice_has_no_single_map() -> None:
+    class Twice(BertModel):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            super().forward(*args, **kwargs)
+            return super().forward(*args, **kwargs)
+
+    model = bert(Twice)
+    with pytest.raises(UnsupportedModelError, match="ran more than once in one forward pass"):
+        normscope.analyze_inputs(model, {"input_ids": ids(1, 5)})

@@ -304,9 +304,14 @@ def test_shares_of_attribution_add_up(
     # Tangents of softmax in a model's own eager code are taken of what it rounded to float32.
     rounds = dtype == torch.float32 or "tangent" in vars(RULES[method]).values()
     with nullcontext() if rounds else FullPrecision():
-        found = explain(model, inputs, read, rules_of(method), baseline_inputs=other, trace=trace)
         with torch.no_grad():
             own = read(model(**inputs)).double().numpy()
+        if moved and rounds and dtype == torch.float64 and np.isnan(own).any():
+            # The softmax is in float32, where the mask of float64 leaves padding without a key.
+            with pytest.raises(normscope.InputError, match="The row is padded on the left"):
+                explain(model, inputs, read, rules_of(method), baseline_inputs=other, trace=trace)
+            return
+        found = explain(model, inputs, read, rules_of(method), baseline_inputs=other, trace=trace)
     assert worst_gap(found) < (1e-5 if rounds else 1e-10)
     assert found.value.shape == own.shape
     if other is None:

@@ -13,11 +13,13 @@ from normscope.show.headline import (
     most_different,
     percent,
     shares_headline,
+    telling_part,
     token_name,
     whole,
 )
 from tests.helpers import pages
 from tests.helpers.attributions import attribution, tokens_of
+from tests.helpers.patched import mapped, patches
 
 WORDS = pages.tokens_of(["[CLS]", "cat", "sat"])
 
@@ -135,3 +137,11 @@ def test_which_tokens_support_an_answer_or_count_against_it() -> None:
     assert said(0.0, 0.0, 0.0) == "No token supports it or counts against it."
     several = attribution(tokens, tokens_of(["x", "y"]))
     assert shares_headline(several, 0) != shares_headline(several, 1)
+
+
+def test_the_part_that_a_result_is_shown_by() -> None:
+    text, image = mapped(tokens_of(["a", "b"])), mapped(patches())
+    assert telling_part({"vision": image, "text": text}) == "vision"
+    assert telling_part({"vision": image, "language": mapped(patches()), "x": text}) == "language"
+    assert telling_part({"one": text, "other": text}) == "other"
+    assert telling_part({"encoder": image, "decoder": text, "cross": text}) == "cross"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.attribution.passes import RowShares, SourceShares
+from normscope.attribution.account import RowShares, SourceShares
 from normscope.attribution.tracing import Segment, Shares, along_tokens, traced
 from normscope.errors import InputError
 from normscope.results.attribution import Attribution

@@ -30,7 +30,8 @@ from normscope.attribution.heads import (
     writes,
 )
 from normscope.attribution.options import SECANT, AttributionOptions
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.account import RowShares
+from normscope.attribution.passes import explain
 from normscope.attribution.rows import AskedRow
 from normscope.engine.batches import by_length, halves
 from normscope.errors import InputError, NormscopeError

@@ -90,10 +90,22 @@ def scores_of(head: str, output: Any) -> Tensor:
     return logits.unsqueeze(1) if logits.ndim == 2 else logits
 
 
+def detects(model: nn.Module) -> bool:
+    """Return whether a model gives each of several queries a label: an object, or none."""
+    return type(model).__name__.endswith("ForObjectDetection")
+
+
 def labels_of(model: Any) -> dict[int, str]:
-    """Return the labels of a model's config by their index."""
+    """Return the labels of a model's config by their index.
+
+    Where a model has one class more, for queries that find nothing, it is called "no object".
+    """
     named = getattr(model.config, "id2label", None) or {}
-    return {int(index): str(label) for index, label in named.items()}
+    labels = {int(index): str(label) for index, label in named.items()}
+    classifier = getattr(model, "class_labels_classifier", None)
+    if isinstance(classifier, nn.Module) and len([*classifier.parameters()][-1]) > len(labels):
+        labels[len(labels)] = "no object"
+    return labels
 
 
 def label_index(model: Any, answer: Any) -> int:

@@ -32,6 +32,7 @@ from normscope.attribution.heads import (
     SEQ2SEQ,
     SPANS,
     WORDS,
+    detects,
     head_of,
     is_index,
     labels_of,
@@ -39,7 +40,8 @@ from normscope.attribution.heads import (
 )
 from normscope.attribution.labels import label_terms
 from normscope.attribution.options import MEAN, SECANT, ZERO, AttributionOptions, Question
-from normscope.attribution.passes import RowShares, explain
+from normscope.attribution.account import RowShares
+from normscope.attribution.passes import explain
 from normscope.attribution.reading import join_tokens, spoken
 from normscope.attribution.rows import position_in
 from normscope.attribution.tracing import Segment
@@ -509,6 +511,8 @@ class InputRows:
         if names.ids is None and names.pictures:
             hears = any(isinstance(self.inputs.get(name), Tensor) for name in FEATURES)
             return "audio" if hears else "image"
+        if stack == "decoder" and detects(self.model):
+            return "objects"
         return ("target" if stack == "decoder" else "source") if self.two else "text"
 
     def _word(self, term: Term) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from normscope.attribution.answers import CallerValue, LogitValue
 from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.generation import greedy_ids, start_ids, write
-from normscope.attribution.heads import NO_HEAD, TOKEN_LABELS, head_of
+from normscope.attribution.heads import NO_HEAD, TOKEN_LABELS, detects, head_of
 from normscope.attribution.inputs import InputRows
 from normscope.attribution.options import SECANT, AttributionOptions, Question
 from normscope.attribution.questions import row_of
@@ -70,7 +70,9 @@ class ItemReader(Reader):
         if head_of(self.model) == TOKEN_LABELS:
             with evaluating(self.model), torch.no_grad():
                 count = self.model(**self.prepared.moved(self.model)).logits.shape[1]
-        return Encoded(list(range(count)), {}, Tokens.positions(count))
+        what = "object" if detects(self.model) else "frame" if self.item.audio is not None else None
+        names = Tokens.positions(count, what or "position")
+        return Encoded(list(range(count)), {}, names)
 
     def prompt(self, text: Any, follows: Any = None) -> tuple[Encoded, int]:
         """Return the ids of the item and of what follows, and the number of the former."""

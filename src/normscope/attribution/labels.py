@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from normscope.attribution.answers import Term, Terms, span_terms
-from normscope.attribution.heads import TOKEN_LABELS, head_of, is_index, label_index, labels_of
+from normscope.attribution.heads import (
+    TOKEN_LABELS,
+    detects,
+    head_of,
+    is_index,
+    label_index,
+    labels_of,
+)
 from normscope.attribution.options import SPAN, Question
 from normscope.attribution.reading import Reader
 from normscope.attribution.rows import AskedRow, position_in, sides_of, with_decoder
@@ -22,8 +29,9 @@ def label_row(reader: Reader, text: Any, question: Question, model: Any) -> Aske
     place, position = 0, None
     if head_of(model) == TOKEN_LABELS:
         if question.position is None:
+            what = "object query" if detects(model) else "token"
             raise InputError(
-                f"{type(model).__name__} labels every token: give position=, 0 to "
+                f"{type(model).__name__} labels every {what}: give position=, 0 to "
                 f"{len(encoded) - 1}: {abridged(encoded.tokens)}"
             )
         place = position = position_in(encoded.tokens, question.position)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
+from normscope.attribution.account import Account, Axes, RowShares, axes_of, by_row
 from normscope.attribution.diagnosis import diagnose
 from normscope.attribution.recomputation import recomputed, worth_recomputing
 from normscope.capture.active import ACTIVE
@@ -34,49 +35,15 @@ from normscope.linearisation.running import (
 from normscope.linearisation.structure import structure_of
 from normscope.linearisation.trace import Trace, Tracer
 from normscope.models.completeness import made_up, refuse_made_up
+from normscope.models.left_padding import refuse_nan_of_padding, rows_padded_left
 from normscope.models.running import accepted_by, evaluating
 
 Explained = Callable[[Any], Tensor]  # the model's output -> scalars, (row, step)
-Place = tuple[str, str]  # stack and part of a source
 
 CHECK_EVERY = 64  # batches of a model after the first, of which one is checked by replay
 CHECK_TOKENS = 8192  # batches with more positions are not replayed
 
 _CHECKED: WeakKeyDictionary[nn.Module, set[Rules]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class SourceShares:
-    """The shares of one kind of source.
-
-    Attributes:
-        stack: "" for a model with one stack of layers, else "encoder", "decoder", ….
-        part: "word", "position", "token_type", or "state" for states that enter the first layer.
-        shares: (row, step, position).
-    """
-
-    stack: str
-    part: str
-    shares: np.ndarray
-
-
-@dataclass(frozen=True)
-class RowShares:
-    """The shares of all rows of a batch.
-
-    Attributes:
-        value: (row, step): the outputs explained; for differences, y(input) − y(baseline).
-        bias: (row, step): the share of biases and other constants.
-        error: (row, step): the gap of value, shares and bias, relative to their sizes.
-        sources: the shares of the sources.
-        trace: the shares inside the model, if asked for.
-    """
-
-    value: np.ndarray
-    bias: np.ndarray
-    error: np.ndarray
-    sources: list[SourceShares]
-    trace: Trace | None = None
 
 
 def explain(
@@ -115,28 +82,31 @@ def explain(
     setup = _Setup(model, inputs, value, rules, trace)
     with setup.prepared():
         refuse_made_up(model, setup.made_up(), "this output")
+        if setup.padded_left:
+            refuse_nan_of_padding(model, inputs, setup.plain())
         again = worth_recomputing(model, inputs) if recompute == "auto" else bool(recompute)
         try:
-            shares, network = setup.shares(again)
+            shares, account = setup.shares(again)
         except torch.OutOfMemoryError:
             if again or recompute != "auto":
                 raise
             torch.cuda.empty_cache()
             again = True
-            shares, network = setup.shares(again)
+            shares, account = setup.shares(again)
+        dtypes = account.network.dtypes
         if setup.rows > 1 and not setup.gaps(shares).max() <= share_bound(
-            network.dtypes, rules.difference
+            dtypes, rules.difference
         ):
             # A batch may be laid out in a way that hides whose row a bias belongs to.
-            shares, network = setup.shares(again, row_by_row=True)
+            shares, account = setup.shares(again, row_by_row=True)
         judge_shares(
             type(model).__name__,
             setup.gaps(shares),
-            network.dtypes,
+            dtypes,
             difference=rules.difference,
             explain_gap=lambda: diagnose(setup.network(), setup.forward),
         )
-        setup.check(shares, network)
+        setup.check(shares, account)
     return shares
 
 
@@ -175,13 +145,21 @@ class _Setup:
     trace: bool
 
     @property
+    def padded_left(self) -> bool:
+        """Whether padding may have queries without a key: a mask of float64 is -inf in float32."""
+        dtypes = {parameter.dtype for parameter in self.model.parameters()}
+        return torch.float64 in dtypes and bool(rows_padded_left(self.inputs))
+
+    @property
     def rows(self) -> int:
         """The number of rows of the batch."""
         return row_count(self.inputs)
 
     def network(self) -> Network:
         """Return a network that has not run."""
-        return Network(structure_of(self.model), self.rules, self.rows)
+        network = Network(structure_of(self.model), self.rules, self.rows)
+        network.padded_left = self.padded_left
+        return network
 
     @shielded
     def prepared(self) -> Iterator[None]:
@@ -259,14 +237,15 @@ class _Setup:
         slopes = torch.autograd.grad(values.sum(), [*leaves.values()], allow_unused=True)
         return [name for name, slope in zip(leaves, slopes, strict=True) if slope is not None]
 
-    def shares(self, recompute: bool, row_by_row: bool = False) -> tuple[RowShares, Network]:
+    def shares(self, recompute: bool, row_by_row: bool = False) -> tuple[RowShares, Account]:
         """Run forward, and back for every step."""
         network = self.network()
         network.ledger.unresolved = row_by_row
         if self.trace:
             network.tracer = Tracer(network, layers_of(self.model))
         with self.hooked(network, recompute):
-            return _Account(network, self.run(network)).shares(), network
+            account = Account(network, self.run(network))
+            return account.shares(), account
 
     def gaps(self, shares: RowShares) -> np.ndarray:
         """Return the gaps to be judged, (row, step and cut)."""
@@ -288,15 +267,16 @@ class _Setup:
         larger = np.maximum(size, scale)
         return size / np.where(larger > 0, larger, 1)
 
-    def check(self, shares: RowShares, network: Network) -> None:
+    def check(self, shares: RowShares, account: Account) -> None:
         """Compare some batches with the model itself, and with components pushed forwards."""
+        network = account.network
         positions = sum(source.leaf.shape[:-1].numel() for source in network.sources[:1])
         checked = _CHECKED.setdefault(self.model, set())
         due = self.rules not in checked or random.random() < 1 / CHECK_EVERY
         if not due or positions > CHECK_TOKENS or "tangent" in vars(self.rules).values():
             return
         size = _size((source.shares for source in shares.sources), shares.bias)
-        gap = np.maximum(self._output_gap(shares, network), self._replay_gap(shares, network))
+        gap = np.maximum(self._output_gap(shares, network), self._replay_gap(shares, account))
         gap = gap / np.where(size > 0, size, 1) * self._relief(size)
         judge_shares(
             type(self.model).__name__,
@@ -313,142 +293,44 @@ class _Setup:
         own = own[:rows] - own[rows:] if self.rules.difference else own
         return np.abs(own.cpu().numpy() - shares.value)
 
-    def _replay_gap(self, shares: RowShares, network: Network) -> np.ndarray:
-        """Push the component of one random position of every row forwards."""
-        chosen = {}
+    def _replay_gap(self, shares: RowShares, account: Account) -> np.ndarray:
+        """Push the component of one random position of every row and source forwards."""
         draw = random.Random(0)
         replay = self.network()
+        expected = np.zeros_like(shares.value)
 
         def component(source: Source) -> Tensor:
-            leaf = source.leaf.detach()
-            tangent = torch.zeros_like(leaf)
-            rows = replay.explained_rows
-            if len(leaf) % replay.rows == 0 and leaf.dim() in (2, 3):
-                # The patches of a row's images may follow each other, without an axis of rows.
-                states = leaf.reshape(replay.rows, -1, leaf.shape[-1])
-                change = states[:rows] - states[rows:] if self.rules.difference else states
-                place = (source.stack, source.part)
-                if place not in chosen:
-                    chosen[place] = draw.randrange(states.shape[1])
-                pushed = tangent.view(states.shape)
-                pushed[:rows, chosen[place]] = change[:, chosen[place]]
-            return tangent
+            number = len(replay.sources) - 1
+            read = [by_source.get(number) for by_source in account.read]
+            axes, known = next((each for each in read if each is not None), (None, None))
+            if axes is None or known is None:
+                return torch.zeros_like(source.leaf)
+            position = draw.randrange(known.shape[1])
+            for step, each in enumerate(read):
+                if each is not None:
+                    expected[:, step] += each[1][:, position].cpu().numpy()
+            return self._at(source.leaf.detach(), axes, position)
 
         replay.components = component
         with dual_level():
             values = self.forward(replay)
             pushed = forward_ad.unpack_dual(values).tangent
-        expected = np.zeros_like(shares.value)
-        for source in shares.sources:
-            if (source.stack, source.part) in chosen:
-                expected += source.shares[:, :, chosen[(source.stack, source.part)]]
-        if pushed is None:
-            return np.zeros_like(expected)
-        found = pushed[: len(expected)].detach().double().cpu().numpy()
+        found = np.zeros_like(expected)
+        if pushed is not None:
+            found = pushed[: len(expected)].detach().double().cpu().numpy()
         return np.abs(found - expected)
 
-
-class _Account:
-    """The backward passes of one network, and what they add up to."""
-
-    def __init__(self, network: Network, values: Tensor) -> None:
-        if not values.requires_grad:
-            raise UnsupportedModelError(
-                f"this output of {network.structure.kind} depends on its inputs only through what "
-                f'the method "{network.rules.name}" holds fixed (attention weights, the scales of '
-                "norms, gates), or not at all, so nothing of it has a share"
-            )
-        self.network, self.values = network, values
-        self.rows = network.explained_rows
-        self.leaves = [source.leaf for source in network.sources]
-
-    def shares(self) -> RowShares:
-        steps = self.values.shape[1]
-        passes = [self._step(step, last=step + 1 == steps) for step in range(steps)]
-        values = self.values.detach().double()
-        if self.network.rules.difference:
-            values = values[: self.rows] - values[self.rows :]
-        places = list(dict.fromkeys(place for shares, _ in passes for place in shares))
-        stacked = {
-            place: torch.stack([self._at(shares, place, passes) for shares, _ in passes], 1)
-            for place in places
-        }
-        biases = [bias for _, bias in passes]
-        zeros = torch.zeros(self.rows, dtype=torch.float64, device=values.device)
-        bias = torch.stack([sum(by_cut.values(), zeros) for by_cut in biases], 1)
-        total = sum((s.sum(-1) for s in stacked.values()), bias)
-        size = sum((s.abs().sum(-1) for s in stacked.values()), bias.abs())
-        error = (values - total).abs() / torch.where(size > 0, size, 1)
-        result = RowShares(
-            values.cpu().numpy(),
-            bias.cpu().numpy(),
-            error.cpu().numpy(),
-            [SourceShares(*place, shares.cpu().numpy()) for place, shares in stacked.items()],
-        )
-        tracer = self.network.tracer
-        if tracer is None:
-            return result
-        by_stack: dict[str, Tensor] = {}
-        for (stack, _), shares in stacked.items():
-            by_stack[stack] = by_stack[stack] + shares if stack in by_stack else shares
-        return replace(result, trace=tracer.result(values, by_stack, biases))
-
-    @staticmethod
-    def _at(shares: dict[Place, Tensor], place: Place, passes: Any) -> Tensor:
-        if place in shares:
-            return shares[place]
-        return torch.zeros_like(next(other[place] for other, _ in passes if place in other))
-
-    def _step(self, step: int, last: bool) -> tuple[dict[Place, Tensor], dict[int, Tensor]]:
-        ledger = self.network.ledger
-        explained = self.values[: self.rows, step]
-        if self.network.tracer is not None:
-            self.network.tracer.step = step
-        if not ledger.unresolved:
-            shares = self._back(explained.sum(), keep=not last or self.rows > 1)
-            if not ledger.unresolved:
-                return shares, dict(ledger.bias)
-            self._forget(step)
-        # Rows are mixed somewhere, so that only a pass for each row tells whose a bias is.
-        ledger.rows = 1
-        total: dict[Place, Tensor] = {}
-        biases = []
-        for row in range(self.rows):
-            for place, part in self._back(explained[row], keep=True).items():
-                total[place] = total[place] + part if place in total else part
-            biases.append(dict(ledger.bias))
-        cuts = sorted({cut for by_cut in biases for cut in by_cut})
-        zero = torch.zeros(1, dtype=torch.float64, device=self.values.device)
-        return total, {cut: torch.cat([b.get(cut, zero) for b in biases]) for cut in cuts}
-
-    def _forget(self, step: int) -> None:
-        if self.network.tracer is not None:
-            self.network.tracer.forget(step)
-
-    def _back(self, scalar: Tensor, keep: bool) -> dict[Place, Tensor]:
-        self.network.ledger.clear()
-        grads = torch.autograd.grad(scalar, self.leaves, retain_graph=keep, allow_unused=True)
-        shares: dict[Place, Tensor] = {}
-        for source, grad in zip(self.network.sources, grads, strict=True):
-            if grad is not None:
-                place = (source.stack, source.part)
-                products = self._products(source.leaf.detach(), grad)
-                shares[place] = shares[place] + products if place in shares else products
-        for place, constants in self.network.ledger.positions.items():
-            products = self._by_row(constants)
-            shares[place] = shares[place] + products if place in shares else products
-        return {place: products.to(self.values.device) for place, products in shares.items()}
-
-    def _products(self, leaf: Tensor, grad: Tensor) -> Tensor:
-        """Return the shares of a source, (row, position)."""
-        if self.network.rules.difference:
-            half = len(leaf) // 2
-            leaf, grad = leaf[:half].double() - leaf[half:].double(), grad[:half]
-        return self._by_row(inner(leaf, grad).sum(-1))
-
-    def _by_row(self, products: Tensor) -> Tensor:
-        """Return (row, position); positions of several choices follow each other."""
-        if products.dim() == 1:
-            return products[None]
-        in_rows = products.shape[0] % self.rows == 0
-        return products.reshape(self.rows, -1) if in_rows else products.flatten(1).T
+    def _at(self, leaf: Tensor, axes: Axes, position: int) -> Tensor:
+        """Return the component of one position of every row of a source; of baselines, none."""
+        component = torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        if axes == "positions first":
+            component[position] = leaf[position]
+            return component
+        rows = 1 if axes == "unknown" else self.rows
+        states, pushed = (t.reshape(rows, -1, leaf.shape[-1]) for t in (leaf, component))
+        pushed[:, position] = states[:, position]
+        if self.rules.difference:
+            half = rows // 2
+            pushed[:half, position] -= states[half:, position]
+            pushed[half:] = 0
+        return component

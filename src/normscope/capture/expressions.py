@@ -1,10 +1,10 @@
 """Follow the tensors of a running layer: each is an expression in the layer's input.
 
-A :class:`Follower` is a torch function mode that is also told which modules begin and end. Every
-tensor in a running layer has an :class:`Expression`, which says what it was computed from. Linear
-maps and norms are single terms, whatever their modules do inside; functions of single numbers are
-composed; what changes nothing (dropout, casts, views) leaves no trace. Equal expressions are the
-same object.
+A :class:`LayerFollower` is a torch function mode that is also told which modules begin and end.
+Every tensor in a running layer has an :class:`Expression`, which says what it was computed from.
+Linear maps and norms are single terms, whatever their modules do inside; functions of single
+numbers are composed; what changes nothing (dropout, casts, views) leaves no trace. Equal
+expressions are the same object.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from normscope.capture.active import recomputing
 from normscope.foundation.torch_settings import LeavableMode
 from normscope.models.inventory import is_linear
 
-Kind = Literal[
+TermKind = Literal[
     "input",  # of the layer
     "parameter",  # by: the parameter or buffer
     "linear",  # by: the module
@@ -52,7 +52,7 @@ _SPLIT = frozenset(("chunk", "split", "split_with_sizes", "tensor_split"))
 class Expression:
     """What a tensor is: computed from other terms, by something."""
 
-    kind: Kind
+    kind: TermKind
     of: tuple[Expression, ...] = ()
     by: Any = None
 
@@ -110,7 +110,7 @@ class ModuleCall:
     result: Expression
 
 
-class Follower(LeavableMode):
+class LayerFollower(LeavableMode):
     """The terms of the tensors in the layers that this thread runs.
 
     Attributes:
@@ -132,7 +132,7 @@ class Follower(LeavableMode):
 
     # ---- terms
 
-    def term(self, kind: Kind, of: Sequence[Expression] = (), by: Any = None) -> Expression:
+    def term(self, kind: TermKind, of: Sequence[Expression] = (), by: Any = None) -> Expression:
         """Return the term with this content; always the same object."""
         content = repr(by) if isinstance(by, Composed | tuple) else id(by)
         key = kind, tuple(map(id, of)), content
@@ -274,7 +274,7 @@ class Follower(LeavableMode):
             return self._binary("product" if name == "mul" else "sum", known)
         return self.term("other", known, name)
 
-    def _binary(self, kind: Kind, terms: list[Expression]) -> Expression:
+    def _binary(self, kind: TermKind, terms: list[Expression]) -> Expression:
         if kind == "product":
             for factor, state in (terms, terms[::-1]):
                 if factor.base.kind == "parameter" and state.base.kind != "parameter":

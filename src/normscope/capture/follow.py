@@ -5,7 +5,7 @@ sum of outputs of heads of the same query, each times factors that are held at t
 
     u_iF = Σ_t  m_i[source_t(F)] · Π factors_t(i, F)  +  constant(F)
 
-A :class:`Follower` sees the torch operations one by one. Operations that only move numbers are
+A :class:`HeadFollower` sees the torch operations one by one. Operations that only move numbers are
 applied to the places of the numbers; products and quotients with other tensors become factors; the
 divisor of a norm is a factor too. Whatever else is computed from the heads' output (a variance, a
 sigmoid) is data, held if it is multiplied. If a tensor on the way is not of this form, it is no
@@ -46,7 +46,7 @@ _KEYS = count()  # names of factors: terms of a sum share the factors that came 
 
 
 @dataclass(frozen=True)
-class Term:
+class HeadTerm:
     """One summand: where each number comes from, and the names of the factors that it has."""
 
     source: Tensor  # places among the outputs of all heads, in the shape of the tensor
@@ -65,7 +65,7 @@ class Factor:
 class Trail:
     """A tensor as a sum of the heads' outputs times held factors."""
 
-    terms: tuple[Term, ...]
+    terms: tuple[HeadTerm, ...]
     factors: Mapping[int, Factor]
     constant: Tensor | None  # fixed, added to the sum; in the shape of the tensor
     centred: Trail | None = None  # what was centred over its last axis, of which this consists
@@ -81,7 +81,9 @@ class Trail:
         fixed = not isinstance(other, Tensor) or other.dim() <= 1 or isinstance(other, nn.Parameter)
         value = other.detach().expand(shape) if isinstance(other, Tensor) else other
         key = next(_KEYS)
-        terms = tuple(Term(term.source.expand(shape), (*term.factors, key)) for term in self.terms)
+        terms = tuple(
+            HeadTerm(term.source.expand(shape), (*term.factors, key)) for term in self.terms
+        )
         constant = self.constant
         if constant is not None:
             if not fixed:
@@ -132,7 +134,7 @@ class Trail:
             replace(
                 self,
                 terms=tuple(
-                    Term(by_term[number], term.factors)
+                    HeadTerm(by_term[number], term.factors)
                     for by_term, term in zip(sources, self.terms, strict=True)
                 ),
                 factors={
@@ -154,7 +156,7 @@ def _listed(result: Any) -> list[Tensor]:
 
 
 @dataclass(eq=False)
-class Follower:
+class HeadFollower:
     """The trails of the tensors that were made of the output of some attention calls' heads."""
 
     trails: dict[int, tuple[Tensor, Trail]] = field(default_factory=dict)  # by the tensor's id
@@ -165,7 +167,7 @@ class Follower:
         first = sum(self.sizes)
         source = torch.arange(first, first + mixed.numel(), device=mixed.device)
         self.sizes.append(mixed.numel())
-        self._keep(mixed, Trail((Term(source.view(mixed.shape), ()),), {}, None))
+        self._keep(mixed, Trail((HeadTerm(source.view(mixed.shape), ()),), {}, None))
 
     def trail(self, tensor: Tensor) -> Trail | None:
         """Return the trail of a tensor; None if it is not followed."""
@@ -268,7 +270,7 @@ class Follower:
         for number in range(len(trails[0].terms)):
             parts = [trail.terms[number] for trail in trails]
             keys = dict.fromkeys(key for part in parts for key in part.factors)
-            terms.append(Term(joined([part.source for part in parts]), tuple(keys)))
+            terms.append(HeadTerm(joined([part.source for part in parts]), tuple(keys)))
         dtypes = reduce(operator.or_, [trail.dtypes for trail in trails])
         return Trail(tuple(terms), factors, None, None, dtypes)
 
@@ -299,7 +301,7 @@ def _normed(name: str, trail: Trail, args: Sequence[Any], kwargs: Mapping[str, A
     normed = trail.times(scale, trail.shape)
     if name == "layer_norm":
         source = torch.arange(states.numel(), device=states.device).view(states.shape)
-        normed = Trail((Term(source, ()),), {}, None, normed, normed.dtypes)
+        normed = Trail((HeadTerm(source, ()),), {}, None, normed, normed.dtypes)
     if (weight := given.get("weight")) is not None:
         normed = normed.times(weight, normed.shape)
     if (bias := given.get("bias")) is not None:

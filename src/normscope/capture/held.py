@@ -55,7 +55,7 @@ class Held:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldAttention:
+class HeldHeads:
     """An attention call in the form of plain attention, with what is held."""
 
     weights: Float[Tensor, "batch head query key"] | Scores
@@ -90,13 +90,13 @@ def scale_of(
     wide = torch.promote_types(mixed.dtype, torch.float32)
     value = value.to(wide).repeat_interleave(alpha.shape[1] // value.shape[1], dim=1)
     expected, real = alpha.to(wide) @ value, mixed.to(wide).transpose(1, 2)
-    bound = torch.finfo(mixed.dtype).eps ** 0.75 * (alpha.abs().to(wide) @ value.abs())
-    if bool(((real - expected).abs() <= bound).all()) or not bool(real.isfinite().all()):
+    rounding = torch.finfo(mixed.dtype).eps ** 0.75 * (alpha.abs().to(wide) @ value.abs())
+    if bool(((real - expected).abs() <= rounding).all()) or not bool(real.isfinite().all()):
         return None
     squares = torch.linalg.vecdot(expected, expected)
     scale = torch.linalg.vecdot(real, expected) / squares.clamp_min(torch.finfo(wide).tiny)
     gap = (real - scale.unsqueeze(-1) * expected).abs()
-    return scale if bool((gap <= bound * (1 + scale.abs().unsqueeze(-1))).all()) else None
+    return scale if bool((gap <= rounding * (1 + scale.abs().unsqueeze(-1))).all()) else None
 
 
 def hold(
@@ -105,7 +105,7 @@ def hold(
     read: Tensor,
     weight: Float[Tensor, "features out"],
     bias: Float[Tensor, " out"] | None,
-) -> HeldAttention:
+) -> HeldHeads:
     """Return an attention in plain form, from the trail of what its output projection read.
 
     Raises:
@@ -202,7 +202,8 @@ class _Heads:
         rows = torch.arange(batch * queries, device=like.device).view(batch, queries, 1)
         return rows.expand_as(like)
 
-    def _by_query(self, states: Tensor) -> Float[Tensor, "batch query features"]:
+    def _by_query(self, states: Tensor) -> Tensor:
+        """Return numbers of any kind as (batch, query, features)."""
         batch, queries = self.shape[:2]
         if self.batch_first:
             return states.reshape(batch, queries, -1)
@@ -221,11 +222,11 @@ class _Heads:
         weight: Float[Tensor, "features out"],
         bias: Float[Tensor, " out"] | None,
         dtypes: frozenset[torch.dtype],
-    ) -> HeldAttention:
+    ) -> HeldHeads:
         """Return the call in plain form, with the map from the projection's input to its output."""
         members = self._members()  # head, head_size
         shared = set.intersection(*(set(s.factors) for s in self.summands))
-        wide = weight.dtype
+        batch, wide = self.batch, weight.dtype
         signs = self._signs(members, shared) if len(self.summands) > 1 else None
         plain = len(self.calls) == len(self.summands) == 1 and self._is_whole(members)
         mixed, terms = self._mixed().to(torch.promote_types(self._mixed().dtype, wide)), []
@@ -250,6 +251,9 @@ class _Heads:
             mixed = torch.cat(each, dim=2)
             if plain:
                 weights, value = self.calls[0].weights, self.calls[0].value
+                if isinstance(weights, Tensor):  # watched products may have one axis of both
+                    weights = self._weights_of(0)
+                    value = value.reshape(batch, -1, *value.shape[-2:])
             else:
                 units = [s.unit[members[:, 0]] for s in self.summands]
                 weights = torch.cat([self._alpha(unit) for unit in units], dim=1)
@@ -262,9 +266,7 @@ class _Heads:
         scale = None if scale is None else scale.transpose(1, 2)
         held = Held(scale, gate, signs is not None, dtypes)
         projected = torch.cat([p[0] for p in parts], dim=0)
-        return HeldAttention(
-            weights, value, mixed.flatten(2), projected, bias, held, self.batch_first
-        )
+        return HeldHeads(weights, value, mixed.flatten(2), projected, bias, held, self.batch_first)
 
     def _is_whole(self, members: Tensor) -> bool:
         """Whether the projection reads the heads as they are, in their order."""
@@ -389,8 +391,8 @@ def _is_same(numbers: Int[Tensor, "batch query features"]) -> bool:
     return torch.equal(numbers, numbers[:1, :1].expand_as(numbers))
 
 
-def _by_head(call: Pending, states: Tensor, batch: int) -> Float[Tensor, "batch query head e"]:
-    """Return the output of the heads, or numbers in its shape, by query and head."""
+def _by_head(call: Pending, states: Tensor, batch: int) -> Tensor:
+    """Return the output of the heads, or numbers in its shape: (batch, query, head, e)."""
     if call.path == "watched":
         by_head = states.reshape(batch, -1, *states.shape[-2:])
         return by_head.transpose(1, 2)
@@ -401,6 +403,8 @@ def _layouts(call: Pending, read: Tensor) -> list[tuple[int, bool]]:
     """List what the size of the batch may be, and whether its axis is the first of the input."""
     if call.path != "watched" or call.mixed.dim() == 4:
         return [(call.mixed.shape[0], True), (call.mixed.shape[0], False)]
+    if read.dim() > 3:  # the positions of an image are a table
+        read = read.flatten(1, -2)
     if read.dim() != 3:
         return []
     queries = call.mixed.shape[-2]

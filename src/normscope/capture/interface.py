@@ -145,6 +145,8 @@ def _as_eager(
     transformers itself made are meant for eager attention already; these come from the user, or
     were left out by a caller of single layers.
     """
+    if mask is not None and mask.dtype == torch.float64:
+        mask = mask.clamp_min(lowest(mask.dtype))  # one that the model made itself
     if _original_name(module) in (None, "eager"):
         return mask
     if mask is None and is_causal(module, causal) and query.shape[2] > 1:

@@ -71,9 +71,12 @@ class LayerCapture:
                 f"{positions} at a time. If the model's configuration has chunk_size_feed_forward, "
                 "load it with 0"
             )
-        if not self.last.batch_first:
-            return states.transpose(0, 1)
-        return states.reshape(batch, queries, -1)
+        first = self.last.batch_first
+        if batch != queries and states.dim() == 3 and states.shape[:2] == (queries, batch):
+            first = False
+        elif batch != queries and states.shape[:2] == (batch, queries):
+            first = True
+        return states.reshape(batch, queries, -1) if first else states.transpose(0, 1)
 
 
 @shielded
@@ -305,7 +308,8 @@ def _known(model: nn.Module, inputs: Mapping[str, Any] | None) -> _Known:
 def unlisted_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that attend and whose layout is not known, by path.
 
-    Such a layer is the outermost element of a list of modules around an attention.
+    Such a layer is the outermost element of a list of modules around an attention that is no stage:
+    one that has a list of layers of its own.
     """
     inventory, known = Inventory(model), layers_of(model)
     layers: dict[str, nn.Module] = {}
@@ -314,10 +318,24 @@ def unlisted_layers(model: nn.Module) -> dict[str, nn.Module]:
         if any(path.startswith(f"{name}.") for name in known):
             continue
         around = [path[:at] for at, letter in enumerate(path) if letter == "."]
-        for place in around:
-            element = inventory.named[place]
-            listed = isinstance(inventory.named.get(place.rpartition(".")[0]), nn.ModuleList)
-            if listed and not isinstance(element, nn.ModuleList):
-                layers[place] = element
-                break
+        elements = [
+            place
+            for place in around
+            if isinstance(inventory.named.get(place.rpartition(".")[0]), nn.ModuleList)
+            and not isinstance(inventory.named[place], nn.ModuleList)
+        ]
+        stages = [place for place in elements if _is_stage(inventory, place)]
+        for place in [e for e in elements if e not in stages][:1] or stages[-1:]:
+            layers[place] = inventory.named[place]
     return layers
+
+
+def _is_stage(inventory: Inventory, place: str) -> bool:
+    """Whether a module has a list of layers: elements of one class, which all attend."""
+    attending = [inventory[attention].name for attention in inventory.attention]
+    for path, module in inventory.named[place].named_modules(prefix=place):
+        if isinstance(module, nn.ModuleList) and len({type(layer) for layer in module}) == 1:
+            names = [f"{path}.{name}." for name, _ in module.named_children()]
+            if all(any(f"{other}.".startswith(name) for other in attending) for name in names):
+                return True
+    return False

@@ -103,7 +103,7 @@ def _operands(args: Sequence[Any]) -> list[Any]:
     return flat
 
 
-class _Run(LeavableMode):
+class _ProbeRun(LeavableMode):
     """One run of a module in which the results of some products are replaced."""
 
     def __init__(self, replaced: Mapping[int, Tensor]) -> None:
@@ -140,17 +140,17 @@ class _Prober:
         self.kwargs = {k: None if _is_cache(value) else value for k, value in kwargs.items()}
         self.base = self.run({})
 
-    def run(self, replaced: Mapping[int, Tensor]) -> _Run:
+    def run(self, replaced: Mapping[int, Tensor]) -> _ProbeRun:
         """Run the module; nothing else sees it."""
         from normscope.capture.active import unseen  # it knows recorders, which know probes
 
-        mode = _Run(replaced)
+        mode = _ProbeRun(replaced)
         with unseen(), mode:
             output = type(self.module).forward(self.module, *self.args, **self.kwargs)
         mode.output = first_tensor(output)
         return mode
 
-    def node(self, run: _Run, place: int) -> Tensor:
+    def node(self, run: _ProbeRun, place: int) -> Tensor:
         """Return the input of a product, or the module's output for place −1."""
         if place < 0:
             assert run.output is not None
@@ -237,7 +237,7 @@ class _Reading:
         made = self.products[k].output
         return made.shape[: made.dim() - self.trailing[k]]
 
-    def _end_lead(self, run: _Run, place: int) -> Tensor:
+    def _end_lead(self, run: _ProbeRun, place: int) -> Tensor:
         """The heads' output at a place, with its features as one axis."""
         states = self.prober.node(run, place)
         features = 1 if place < 0 else self.prober.base.products[place].features[0]
@@ -270,7 +270,7 @@ class _Reading:
         made = self.products[k].output
         return made.flatten(2).movedim(self.batch_axis, 0)
 
-    def _heads(self, run: _Run, place: int) -> Float[Tensor, "batch query features"]:
+    def _heads(self, run: _ProbeRun, place: int) -> Float[Tensor, "batch query features"]:
         states = self._end_lead(run, place).movedim(self.end_axis, 0)
         return states.flatten(1, -2)
 
@@ -286,7 +286,7 @@ class _Reading:
         elif len(queries) > 1 and len(keys) > 1:
             raise NotFollowed
 
-    def _replaced(self, values: Mapping[int, Tensor]) -> _Run:
+    def _replaced(self, values: Mapping[int, Tensor]) -> _ProbeRun:
         """Run with some values as given, by number, and the others zero."""
         zero = {k: torch.zeros_like(self.products[n].output) for n, k in enumerate(self.values)}
         return self.prober.run(zero | {self.values[n]: made for n, made in values.items()})
@@ -457,5 +457,5 @@ def _is_cache(value: Any) -> bool:
 
 def _is_small(gap: Tensor, size: Tensor) -> bool:
     """Whether a gap is rounding, relative to the largest number."""
-    bound = torch.finfo(gap.dtype).eps ** 0.75 * float(size.max())
-    return bool((gap.abs() <= bound).all())
+    rounding = torch.finfo(gap.dtype).eps ** 0.75 * float(size.max())
+    return bool((gap.abs() <= rounding).all())

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from normscope.capture.follow import Follower, NotFollowed, Trail
-from normscope.capture.held import Held, HeldAttention, hold
+from normscope.capture.follow import HeadFollower, NotFollowed, Trail
+from normscope.capture.held import Held, HeldHeads, hold
+from normscope.capture.joined import in_a_row
 from normscope.capture.probing import first_tensor, probe
 from normscope.capture.projection import Projection, affine, projection_of
 from normscope.capture.record import AttentionKind, Capture, CapturePath
@@ -59,10 +60,16 @@ class Pending:
         return self.version is None or self.version == self.mixed._version
 
     def by_query(self, states: Tensor) -> Tensor:
-        """Return hidden states as (batch, query, hidden), however the module lays them out."""
+        """Return hidden states as (batch, query, hidden), however the module lays them out.
+
+        Its output projection may run on another layout than the module around it.
+        """
         batch, _, query, _ = self.weights.shape
-        states = states.detach()
-        return states.reshape(batch, query, -1) if self.batch_first else states.transpose(0, 1)
+        states, first = states.detach(), self.batch_first
+        layouts = (batch, query), (query, batch)
+        if batch != query and states.dim() == 3 and states.shape[:2] in layouts:
+            first = states.shape[0] == batch
+        return states.reshape(batch, query, -1) if first else states.transpose(0, 1)
 
     def is_by_query(self, states: Tensor) -> bool:
         """Return whether there is a vector for every query, in whatever layout."""
@@ -84,13 +91,14 @@ class Recorder:
         self, inventory: Inventory, emit: Callable[[Capture], None], *, fused: bool = False
     ) -> None:
         self.emit = emit
+        self.emitting = False  # whether what is computed now is made of a record, not by the model
         self.fused = fused  # whether plain attention is left to the model's sdpa function
         self.inventory = inventory
         self.open = True
         self.watch: TorchFunctionMode | None = None
         self.pending: Pending | None = None
         self.earlier: list[Pending] = []  # calls of the same module whose heads are joined with it
-        self.follower: Follower | None = None  # of what acts on the output of the pending heads
+        self.follower: HeadFollower | None = None  # of what acts on the output of the pending heads
         self.merged: Tensor | None = None  # the input of the last output projection
         self.running: set[str] = set()  # stacks whose owner is running
         self.steps: dict[str, int] = {}  # stack -> number of runs begun, less one
@@ -187,7 +195,8 @@ class Recorder:
             read = seen and self._delivers(pending, output)
         if read:
             return
-        if not seen and not self.by_hand and self.watch is not None:
+        watched = self.watch is not None and begun.arguments is not None
+        if not seen and not self.by_hand and watched:
             # Without any softmax there are no attention weights: a linear attention.
             self.without.add(self.inventory[module].element)
             return
@@ -228,7 +237,7 @@ class Recorder:
         path = f"{self.inventory[module].name}.{probed.projection}"
         weight = probed.weight.unflatten(0, (probed.weights.shape[1], -1))
         projection = Projection(path, weight, probed.bias)
-        self.emit(self._probed_capture(pending, projection, probed.mixed.flatten(2), output))
+        self._emit(self._probed_capture(pending, projection, probed.mixed.flatten(2), output))
 
     def mixed_by_hand(self) -> None:
         """Note a softmax inside an attention module, or attention in an element without one."""
@@ -243,7 +252,7 @@ class Recorder:
         else:
             self._refuse_pending()
             straight = pending.module in self.inventory.straight
-            self.follower = None if straight or self.watch is None else Follower()
+            self.follower = None if straight or self.watch is None else HeadFollower()
         if self.follower is not None:
             pending.keep()
             self.follower.begin(pending.returned)
@@ -256,6 +265,10 @@ class Recorder:
             return
         pending = self.pending
         if pending is not None and pending.projection is None:
+            if self.earlier and (joined := self._in_a_row(read)) is not None:
+                self.pending, self.earlier = joined, []
+                joined.projection, joined.merged = module, read
+                return
             trail = None if self.follower is None else self.follower.trail(read)
             if not self.earlier and _feeds(pending, read):
                 pending.projection, pending.merged = module, read
@@ -263,6 +276,15 @@ class Recorder:
                 pending.projection, pending.merged, pending.trail = module, read, trail
         elif pending is None and self.merged is not None and _same(self.merged, read):
             raise self._more_than_a_projection(self.inventory[module].name)
+
+    def _in_a_row(self, read: Tensor) -> Pending | None:
+        """Return the calls of a module as one if a linear layer reads their outputs in a row."""
+        assert self.pending is not None
+        calls = [*self.earlier, self.pending]
+        if read.numel() != sum(call.mixed.numel() for call in calls):
+            return None
+        joined = in_a_row(calls)
+        return joined if joined is not None and _feeds(joined, read) else None
 
     def linear_ends(self, module: nn.Module, output: Any) -> None:
         """Emit the record of the pending call, if this module is its output projection."""
@@ -284,7 +306,7 @@ class Recorder:
         if pending.trail is None:
             if pending.scale is None:
                 self.inventory.note_straight(pending.module)
-            self.emit(self._capture(pending, module, pending.merged, output))
+            self._emit(self._capture(pending, module, pending.merged, output))
             return
         name = self.inventory[module].name
         weight, bias = affine(module, name, pending.merged)
@@ -292,7 +314,7 @@ class Recorder:
             attention = hold(pending.trail, calls, pending.merged, weight, bias)
         except NotFollowed:
             raise self._acted_on(pending.module) from None
-        self.emit(self._held_capture(pending, attention, name, output))
+        self._emit(self._held_capture(pending, attention, name, output))
 
     def _capture(
         self, pending: Pending, module: nn.Module, merged: Tensor, output: Tensor
@@ -336,7 +358,7 @@ class Recorder:
         )
 
     def _held_capture(
-        self, pending: Pending, attention: HeldAttention, name: str, output: Tensor
+        self, pending: Pending, attention: HeldHeads, name: str, output: Tensor
     ) -> Capture:
         """The record of a call on whose heads something acted before the projection."""
         pending.weights, pending.batch_first = attention.weights, attention.batch_first
@@ -349,6 +371,13 @@ class Recorder:
             output=output,
             held=attention.held,
         )
+
+    def _emit(self, captured: Capture) -> None:
+        self.emitting = True
+        try:
+            self.emit(captured)
+        finally:
+            self.emitting = False
 
     def _record(self, pending: Pending, *, output: Tensor, **recorded: Any) -> Capture:
         """Add to the record where the call was made and what the residual connection carries."""
@@ -474,6 +503,8 @@ def _feeds(pending: Pending, read: Tensor) -> bool:
 
 def _match_watched(pending: Pending, read: Tensor) -> bool:
     """Find batch and heads of a watched product by comparing its merged heads with ``read``."""
+    if read.dim() > 3:  # the positions of an image are a table
+        read = read.flatten(1, -2)
     if read.dim() != 3:
         return False
     for batch_first in (True, False):

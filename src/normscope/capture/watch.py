@@ -12,7 +12,10 @@ from normscope.foundation.torch_settings import LeavableMode
 from normscope.models.inventory import uses_interface
 
 _SOFTMAX = ("softmax", "_softmax", "_safe_softmax", "softmax_")
-_FUSED = ("scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention")
+_FUSED = (
+    *("scaled_dot_product_attention", "multi_head_attention_forward", "flex_attention"),
+    "_native_multi_head_attention",
+)
 _PRODUCTS = ("matmul", "bmm", "__matmul__", "einsum", "baddbmm")
 
 
@@ -33,16 +36,19 @@ class Watch(LeavableMode):
         """Call a torch function, and note its result if it is, or uses, attention weights."""
         output = func(*args, **(kwargs or {}))
         recorders = ACTIVE.get()
+        if any(recorder.emitting for recorder in recorders):
+            return output  # computed from a record
         for recorder in recorders:
             if recorder.follower is not None:
                 recorder.follower.ran(func, args, kwargs or {}, output)
         inside = any(recorder.inside or recorder.bare for recorder in recorders)
+        name = getattr(func, "__name__", "")
+        if inside and name in _FUSED:
+            self._mixed_by_hand(recorders)
+            return output
         if not inside or not isinstance(output, Tensor) or not output.is_floating_point():
             return output
-        name = getattr(func, "__name__", "")
-        if name in _FUSED:
-            self._mixed_by_hand(recorders)
-        elif name in _SOFTMAX:
+        if name in _SOFTMAX:
             self.weights[output.data_ptr()] = output
             self._mixed_by_hand([r for r in recorders if r.bare is None])
         elif args and isinstance(args[0], Tensor) and args[0].data_ptr() in self.weights:

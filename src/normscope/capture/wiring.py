@@ -1,8 +1,8 @@
 """Read the layout of layers from one pass of the unmodified model.
 
-A :class:`~normscope.capture.expressions.Follower` gives the output of every layer as an expression
-in its input. :class:`Reading` takes that apart by the grammar of `normscope.models.layouts`,
-from the layer's end to its begin.
+A :class:`~normscope.capture.expressions.LayerFollower` gives the output of every layer as an
+expression in its input. :class:`Reading` takes that apart by the grammar of
+`normscope.models.layouts`, from the layer's end to its begin.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from normscope.capture import AttentionKind, Capture, capture
 from normscope.capture.expressions import (
     Expression,
-    Follower,
+    LayerFollower,
     applies_to_numbers,
     factor_of,
     first_tensor,
@@ -47,7 +47,7 @@ class Reading:
 
     def __init__(
         self,
-        follower: Follower,
+        follower: LayerFollower,
         cores: Mapping[nn.Module, tuple[nn.Module, AttentionKind]],
         layer: nn.Module,
         start: Expression,
@@ -304,7 +304,7 @@ class Sighting:
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.inventory = model, Inventory(model)
-        self.follower = Follower(model)
+        self.follower = LayerFollower(model)
         self.layers: dict[str, Seen] = {}
         self.attended: set[nn.Module] = set()
         self._cores: dict[nn.Module, tuple[nn.Module, AttentionKind]] = {}
@@ -327,8 +327,10 @@ class Sighting:
 
     def _captured(self, captured: Capture) -> None:
         named = self.inventory.named
-        module, projection = named[captured.name], named[captured.projection.name]
+        module, projection = named[captured.name], named.get(captured.projection.name)
         self.attended.add(module)
+        if projection is None:  # a bare parameter
+            return
         self._cores[projection] = module, captured.kind
         self.follower.count_linear(projection)
 

@@ -29,7 +29,7 @@ from normscope.cli.output import (
     temporary_page,
 )
 from normscope.cli.status import working
-from normscope.cli.texts import check_media, check_texts, images_given, read_text
+from normscope.cli.texts import check_images, check_media, check_texts, images_given, read_text
 from normscope.decomposition.scopes import HEAD_MAPS, NORMS
 from normscope.engine.options import AnalysisOptions
 from normscope.errors import InputError
@@ -213,6 +213,7 @@ def _with_text(arguments: AnalyzeArguments) -> AnalyzeArguments:
     with_media = bool(arguments.image) or arguments.audio is not None
     check_media(arguments.image, arguments.audio)
     text = read_text(arguments.given, arguments.text, "analyze", needed=not with_media)
+    check_images(arguments.image, text)
     texts = {"text": text, "text_pair": arguments.text_pair, "target": arguments.target}
     check_texts(texts)
     check_source(arguments.model, arguments.revision)
@@ -337,16 +338,16 @@ def _write(results: list[Contributions], output: str, *, reduced: bool) -> None:
 def _draw(result: Contributions, output: str) -> str:
     """Draw the maps of the layer where weights and norms differ most; return the layer's name.
 
-    Without both weights and norms it is the last layer. An encoder-decoder model's picture is that
-    of its cross-attention.
+    Without both weights and norms it is the last layer. A picture of several parts is that of the
+    one which their headline is about.
     """
-    from normscope.show.headline import most_different
+    from normscope.show.headline import most_different, telling_part
     from normscope.show.plots import compare, scopes
     from normscope.show.terminal import layer_name
 
     stage("drawing")
     parts = result.parts
-    part = parts.get("cross", next(reversed(parts.values()))) if parts else result
+    part = parts[telling_part(parts)] if parts else result
     layer = most_different(part).layer
     if part.key_tokens.pictures:
         from normscope.show.plots import image_map

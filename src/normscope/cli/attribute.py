@@ -30,7 +30,7 @@ from normscope.cli.output import (
     temporary_page,
 )
 from normscope.cli.status import working
-from normscope.cli.texts import check_media, check_texts, images_given, read_text
+from normscope.cli.texts import check_images, check_media, check_texts, images_given, read_text
 from normscope.errors import InputError
 from normscope.foundation.progress import stage
 from normscope.models.sources import check_source
@@ -259,6 +259,7 @@ def _with_text(arguments: AttributeArguments, options: AttributionOptions) -> At
     check_media(arguments.image, arguments.audio)
     needed = not arguments.image and arguments.audio is None
     text = read_text(arguments.given, arguments.text, "attribute", needed=needed)
+    check_images(arguments.image, text)
     names = ("answer", "foil", "continuation", "target", "similar_to")
     given = {name: getattr(arguments, name) for name in names}
     check_texts({"text": text})

@@ -66,6 +66,15 @@ def check_media(images: Sequence[Path] | None, audio: Path | None) -> None:
             raise InputError(f"there is no file {shortened(str(path), 300)}")
 
 
+def check_images(images: Sequence[Path] | None, text: str | None) -> None:
+    """Raise InputError for several images without the text that they belong to."""
+    if text is None and len(images or ()) > 1:
+        raise InputError(
+            f"there are {len(images or ())} images and no text: several images belong to one text, "
+            "in which each has its place. Without a text, give one image at a time"
+        )
+
+
 def images_given(paths: Sequence[Path] | None) -> Any:
     """Return one image as itself, and several as a list; None without."""
     if not paths:

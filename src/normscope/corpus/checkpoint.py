@@ -221,6 +221,8 @@ class Folder:
 def locked_folder(path: str | os.PathLike[str]) -> Iterator[Folder]:
     """Create the folder of a run if necessary, and lock it against other processes."""
     folder = Folder(make_folder(path))
+    if not (folder.path / LOCK).exists():
+        folder.check_own()  # before a lock is left in a folder that is refused
     lock = FileLock(folder.path / LOCK)  # released by the system if the process is killed
     try:
         lock.acquire(timeout=0)

@@ -73,6 +73,12 @@ def check_available(
         )
 
 
+def check_has_layers(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> None:
+    """Raise UnsupportedModelError if a model has no layers, of known wiring or not."""
+    if not _layouts(model, inputs):
+        _refuse_unknown_layers(model)
+
+
 def _replays(layout: Layout | None, name: str) -> bool:
     return name in scopes_of(layout, "self") and by_replay(layout, name)
 

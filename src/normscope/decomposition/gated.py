@@ -28,7 +28,8 @@ class GatedDecomposition(AttentionDecomposition):
     def measure(self, chain: Sequence[Sequence[Linear]]) -> Grams:
         """Note the maps L_1, L_2 L_1, … of which lengths are wanted; no Gram matrix is made."""
         self._chain = [(), *chain]
-        self._grams = Grams([], self.captured.value.new_zeros(0, 0, 0), None)
+        own = self.captured.own_vectors(torch.float64) if self.rebuilt else None
+        self._grams = Grams([], self.captured.value.new_zeros(0, 0, 0), own)
         return self._grams
 
     @property
@@ -117,5 +118,5 @@ class GatedDecomposition(AttentionDecomposition):
         raise UnsupportedModelError(
             f"{self.captured.name}: an elementwise gate acts between the heads and their output "
             "projection, so a key's vector f(x) is another for every query, and ‖f(x)‖ is not "
-            "one number. The maps attn_w and attn_n, and those after them, are defined"
+            "one number. Maps of weights and of weighted norms are defined"
         )

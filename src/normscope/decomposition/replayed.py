@@ -63,7 +63,7 @@ class ReplayedScope:
     ) -> None:
         """Add the components of some keys that follow each other."""
         parts = parts.double()
-        count = min(len(parts), self.lengths.shape[2] - first)
+        count = max(0, min(len(parts), self.lengths.shape[2] - first))  # other layers have more keys
         self.lengths[:, :, first : first + count] = parts[:count].norm(dim=-1).permute(1, 2, 0)
         self.total += parts.sum(dim=0)
         for number in range(count if own else 0):

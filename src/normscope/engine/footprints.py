@@ -4,7 +4,8 @@ A vision tower has a position for each patch, and some without pixels; a languag
 merging, pooling or reordering has made of them. Which position reads which pixels is therefore not
 computed from a configuration but seen. If layers hand on what they read, every pixel reaches one
 position of a stack, and the gradient of the sum of all positions, each with its number as a
-factor, has this number in it.
+factor, has this number in it. Behind a backbone of convolutions many positions read a pixel; what
+they form then is the grid of its feature map.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from normscope.engine.feature_maps import feature_map
 from normscope.engine.grids import IMAGES, Grid, PixelLayout, layouts_of_pixels
 from normscope.foundation.caching import ModuleCache
 from normscope.foundation.interrupts import shielded
@@ -106,6 +108,10 @@ def _seen(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Footprint]:
         }
         read = {stack: _readers(products, pixels, layouts[0]) for stack, products in sums.items()}
         special = {stack: _special(products[0], learnt) for stack, products in sums.items()}
+        spread = {
+            stack: None if read[stack] is not None else feature_map(sums[stack], pixels)
+            for stack in sums
+        }
     for layout in layouts:
         known = {
             stack: (layout.places(readers, sums[stack].numel()), stack)
@@ -114,7 +120,11 @@ def _seen(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Footprint]:
         }
         if all(found is not None for found, _ in known.values()):
             break
-    seen = {}
+    seen = {
+        stack: Footprint(len(sums[stack]), *found, {}, layouts[0])
+        for stack, found in spread.items()
+        if found is not None
+    }
     for stack, (found, _) in known.items():
         if found is not None:
             names = {at: n for at, n in special[stack].items() if found[0][at] is None}

@@ -14,6 +14,7 @@ from torch import Tensor
 from normscope.decomposition.chain import DecompositionOptions
 from normscope.decomposition.layer import LayerView
 from normscope.engine.batch import Batch
+from normscope.errors import UnsupportedModelError
 
 Part = tuple[str, str]  # the path of a stack of layers, and the kind of attention
 
@@ -47,6 +48,15 @@ class Observed:
         """Return the observations of all layers in one array, (row, layer, …)."""
         array = self.arrays[name]
         if isinstance(array, list):
+            sizes = {by_row.shape: layer for by_row, layer in zip(array, self.layers, strict=False)}
+            if len(sizes) > 1:
+                (first, layer), (other, another) = list(sizes.items())[:2]
+                raise UnsupportedModelError(
+                    f"{layer} and {another} have results of different sizes, {(*first,)} and "
+                    f"{(*other,)}: the layers of this list attend over different positions "
+                    "(windows, stages of an image), so there is no single array of them. Use "
+                    "capture() and read the layers one by one"
+                )
             return np.stack([by_row.numpy() for by_row in array], axis=1)
         return array.numpy()
 

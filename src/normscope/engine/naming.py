@@ -53,7 +53,9 @@ class SeenPositions:
         """
         footprint = self.footprints.get(stack)
         if footprint is None or start + length > len(footprint.places):
-            return self._frames(stack, length) if known is None else known
+            if known is not None:
+                return known
+            return self._frames(stack, length) or self._objects(stack, length)
         return self._patches(footprint, start, length, known)
 
     def read_across(self, length: int, row: int) -> Tokens | None:
@@ -103,8 +105,17 @@ class SeenPositions:
             assert name is not None
             top, left, bottom, right = grid.covers
             pixels = footprint.layout.image(self.inputs[name], image)[top:bottom, left:right]
+            beyond = bottom - top - pixels.shape[0], right - left - pixels.shape[1]
+            pixels = np.pad(pixels, ((0, beyond[0]), (0, beyond[1]), (0, 0)), mode="edge")
             self._copies[key] = small_copy(self.scales.colours(pixels))
         return Picture(f"image {number}", grid.rows, grid.columns, self._copies[key])
+
+    def _objects(self, stack: str, length: int) -> Tokens | None:
+        """Return the learnt queries of a decoder, each of which asks for one object of an image."""
+        learnt = getattr(self.model.config, "num_queries", None) == length
+        if not learnt or images_in(self.inputs) is None or "decoder" not in stack.split("."):
+            return None
+        return named(f"object {at}" for at in range(length))
 
     # ---- recordings
 
@@ -124,7 +135,7 @@ class SeenPositions:
             names = [f"{at * stride * seconds:.{digits}f} s" for at in range(length)]
         whole = None if seconds is None else length * stride * seconds
         copy = wide_copy(_drawn(sound)[:, : length * stride])
-        picture = Picture("recording", 1, length, copy, whole)
+        picture = Picture("recording", 1, length, copy, whole, recording=True)
         places = tuple((0, 0, at) for at in range(length))
         return replace(named(names), places=places, pictures=(picture,))
 

@@ -178,7 +178,7 @@ class Pass:
             part: Observed(
                 self._stacked[part][measure],
                 {
-                    name: torch.stack(_fill(list(gaps), len(record.layers), gaps[0])).numpy()
+                    name: _stacked(_fill(list(gaps), len(record.layers), gaps[0])).numpy()
                     for name, gaps in record.gaps[measure].items()
                 },
                 record.layers,
@@ -231,6 +231,15 @@ def _fill(by_layer: list[Tensor], count: int, like: Tensor) -> list[Tensor]:
     """Append zeros for layers that were not measured, so that they pass the judge."""
     by_layer += [torch.zeros_like(like) for _ in range(count - len(by_layer))]
     return by_layer
+
+
+def _stacked(gaps: Sequence[Tensor]) -> Tensor:
+    """Return gaps as (layer, row), with zeros for rows that a layer does not have.
+
+    Layers that attend in windows have a row for each, and not all of them as many.
+    """
+    rows = max(len(gap) for gap in gaps)
+    return torch.stack([torch.cat([gap, gap.new_zeros(rows - len(gap))]) for gap in gaps])
 
 
 def _add_layers(transfer: Transfer, layers: Sequence[Tensor]) -> Tensor | list[Tensor]:

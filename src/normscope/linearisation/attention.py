@@ -137,16 +137,19 @@ def can_fuse(q: Tensor, k: Tensor, call: Call) -> bool:
 
 
 class SecantAttention(Operator):
-    """Attention of pairs: midpoints for both products, the logarithmic mean for the softmax."""
+    """Attention of pairs: midpoints for both products, the logarithmic mean for the softmax.
+
+    A fourth state is the mask of the call, where that depends on the inputs.
+    """
 
     def __init__(self, attention: Callable[..., Tensor], call: Call) -> None:
         self.attention, self.call = attention, call
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Saved]:
-        return self.attention(q, k, v), (q, k, v)
+    def run(self, *states: Tensor) -> tuple[Tensor, Saved]:
+        return self.attention(*states), states
 
     def _wide(self, saved: Saved) -> list[Tensor]:
-        q, k, v = (t.to(wide(t.dtype)) for t in saved)
+        q, k, v = (t.to(wide(t.dtype)) for t in saved[:3])
         return [q, repeated(k, q.shape[1]), repeated(v, q.shape[1])]
 
     def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
@@ -154,18 +157,26 @@ class SecantAttention(Operator):
         ((g, _),) = halves(cotangent.to(q.dtype))
         q_mean, k_mean, v_mean = ((end + start) / 2 for end, start in halves(q, k, v))
         dq, dk, dv = torch.zeros_like(q_mean), torch.zeros_like(k_mean), torch.zeros_like(v_mean)
+        of_mask = []
         for rows in blocks(q, k):
             p, mean, weights = logarithmic_mean(self.call.scores(q, k, rows), -1)
             part = g[..., rows, :]
             dv += p.mT @ part
             scaled = mean * (part @ v_mean.mT)
-            ds = (scaled - weights * scaled.sum(-1, keepdim=True)) * self.call.scaling(q)
+            ds = scaled - weights * scaled.sum(-1, keepdim=True)
+            if len(saved) > 3:
+                of_mask.append(ds)
+            ds = ds * self.call.scaling(q)
             dq[..., rows, :] = ds @ k_mean
             dk += ds.mT @ q_mean[..., rows, :]
-        return tuple(
+        grads = tuple(
             first_half(summed(d, state.shape[1]).to(state.dtype))
-            for d, state in zip((dq, dk, dv), saved, strict=True)
+            for d, state in zip((dq, dk, dv), saved[:3], strict=True)
         )
+        if not of_mask:
+            return grads
+        mask, scores = saved[3], torch.cat(of_mask, dim=-2)
+        return *grads, first_half(scores.sum_to_size(len(mask) // 2, *mask.shape[1:]).to(mask))
 
     def push(self, saved: Saved, components: Sequence[Tensor | None]) -> Tensor:
         q, k, v = self._wide(saved)
@@ -174,13 +185,17 @@ class SecantAttention(Operator):
             torch.zeros_like(mean)
             if component is None
             else repeated(component[: len(component) // 2].to(q.dtype), q.shape[1])
-            for component, mean in zip(components, (q_mean, k_mean, v_mean), strict=True)
+            for component, mean in zip(components[:3], (q_mean, k_mean, v_mean), strict=True)
         )
+        of_mask = components[3] if len(components) > 3 else None
         outputs = []
         for rows in blocks(q, k):
             p, mean, weights = logarithmic_mean(self.call.scores(q, k, rows), -1)
             ds = dq[..., rows, :] @ k_mean.mT + q_mean[..., rows, :] @ dk.mT
             ds = ds * self.call.scaling(q)
+            if of_mask is not None:
+                of_rows = of_mask[: len(of_mask) // 2]
+                ds = ds + (of_rows if of_rows.shape[-2] == 1 else of_rows[..., rows, :])
             dp = mean * (ds - (weights * ds).sum(-1, keepdim=True))
             outputs.append(p @ dv + dp @ v_mean)
         return first_half(torch.cat(outputs, dim=-2).to(saved[0].dtype))

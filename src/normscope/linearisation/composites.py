@@ -111,7 +111,9 @@ def _glu(x: Tensor, dim: int = -1) -> Tensor:
     return first * torch.sigmoid(second)
 
 
-def _log_softmax(x: Tensor, dim: int, *_: Any, dtype: torch.dtype | None = None) -> Tensor:
+def _log_softmax(
+    x: Tensor, dim: int, *_: Any, dtype: torch.dtype | None = None, **__: Any
+) -> Tensor:
     x = x if dtype is None else x.to(dtype)
     return x - torch.logsumexp(x, dim, keepdim=True)
 

@@ -63,7 +63,7 @@ SOFTMAX = _names("softmax _softmax")
 STATISTICS = _names(
     """
     var std norm vector_norm linalg_vector_norm linalg_norm logsumexp softmin gumbel_softmax
-    cumprod prod argmax argmin argsort logcumsumexp cummax cummin
+    cumprod prod argmax argmin argsort logcumsumexp cummax cummin cdist
     """
 )
 NORMS = _names("layer_norm rms_norm group_norm")

@@ -20,14 +20,15 @@ class Ledger:
         counting: False for differences of two inputs, in which constants cancel.
         unresolved: whether a constant was met whose rows cannot be told apart.
         bias: cut -> shares of the constants that enter after that many layers, (row,).
-        positions: (stack, part) -> shares of constants that belong to positions, (row, position).
+        positions: (stack, part) and shape -> shares of constants that belong to positions,
+            (row, position) or the other way round.
     """
 
     rows: int
     counting: bool = True
     unresolved: bool = False
     bias: dict[int, Tensor] = field(default_factory=dict)
-    positions: dict[tuple[str, str], Tensor] = field(default_factory=dict)
+    positions: dict[tuple[tuple[str, str], torch.Size], Tensor] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget all shares, before another backward pass of the same graph."""
@@ -59,7 +60,9 @@ class Ledger:
             if place is None:
                 self.add(cut, [products])
             else:
-                self.positions[place] = self.positions.get(place, 0) + products.sum(-1)
+                total = products.sum(-1)
+                key = place, total.shape
+                self.positions[key] = self.positions[key] + total if key in self.positions else total
 
         if self.counting and state.requires_grad:
             state.register_hook(add)

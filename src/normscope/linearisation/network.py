@@ -50,6 +50,7 @@ from normscope.linearisation.operators import (
 )
 from normscope.linearisation.projections import WideProjection, is_wide
 from normscope.linearisation.rules import Rules
+from normscope.linearisation.sampling import grid_sample
 from normscope.linearisation.secants import (
     Midpoint,
     SecantExtreme,
@@ -59,6 +60,7 @@ from normscope.linearisation.secants import (
     SecantSlope,
     SecantSoftmax,
 )
+from normscope.linearisation.solving import solve_triangular
 from normscope.linearisation.structure import Structure, first_state
 from normscope.linearisation.trace import Tracer
 
@@ -129,6 +131,7 @@ class Network(LeavableMode):
         # Constants that are added before a stack belong to the one that runs next.
         self._coming = _Coming(self.structure.name(self.structure.next_stack([])))
         self.tracer: Tracer | None = None
+        self.padded_left = False  # whether queries of padding may have no key
         # Components to push forwards: a function of the stack, the part and the source's value.
         self.components: Callable[[Source], Tensor] | None = None
         self._origins: dict[Any, Origin] = {}
@@ -450,7 +453,7 @@ class Network(LeavableMode):
     ) -> Tensor:
         """Return g(u), an elementwise function of a state, by the rule for activations."""
         if self.rules.activation == "tangent":
-            return self._tangent(function, (u,))
+            return self.tangent(function, (u,))
         if self.rules.activation == "secant":
             return SecantSlope(function, value)(u)
         origin = self._origins.get(known)
@@ -480,14 +483,15 @@ class Network(LeavableMode):
             return _mark(held, gate)
         if self.rules.softmax == "secant":
             return SecantSlope(of_first(func, args, kwargs))(args[0])
-        return self._tangent(of_first(func, args, kwargs), (args[0],))
+        return self.tangent(of_first(func, args, kwargs), (args[0],))
 
-    def _tangent(
+    def tangent(
         self,
         function: Callable[..., Tensor],
         states: Sequence[Tensor],
         parts: Sequence[float] | None = None,
     ) -> Tensor:
+        """Return a function of states by its derivative; what that leaves is a bias."""
         report = functools.partial(self.ledger.add, self.cut)
         live = [state.requires_grad for state in states]
         return Tangent(function, parts or [1.0] * len(states), live, report)(*states)
@@ -515,7 +519,7 @@ class Network(LeavableMode):
         product = functools.partial(_call_with, func, others, kwargs, places)
         rule = self.rules.product
         if rule == "tangent":
-            return self._tangent(product, (first, second))
+            return self.tangent(product, (first, second))
         if rule == "midpoint":
             return Midpoint(product)(first, second)
         if func.__name__ in functions.ELEMENTWISE_PRODUCTS:
@@ -550,19 +554,21 @@ class Network(LeavableMode):
                 return torch.reciprocal(second) * first
         if self.rules.norm == "secant":
             return SecantQuotient(torch.div)(first, second)
-        return self._tangent(torch.div, (first, second))
+        return self.tangent(torch.div, (first, second))
 
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        if self.padded_left and dim is not None:
+            args = (_with_a_key(args[0], dim, kwargs.get("dtype")), *args[1:])
         softmax = of_first(func, args, kwargs)
         if self.rules.softmax == "held":
             alpha: Tensor = _held(func, args, kwargs)
         elif self.rules.softmax == "secant":
-            dim = kwargs["dim"] if "dim" in kwargs else args[1]
             alpha = SecantSoftmax(softmax, dim)(args[0])
         else:
-            alpha = self._tangent(softmax, (args[0],))
+            alpha = self.tangent(softmax, (args[0],))
         if alpha.requires_grad:
             self.dtypes.add(alpha.dtype)
         alpha._normscope_weights = True  # type: ignore[attr-defined]
@@ -574,7 +580,7 @@ class Network(LeavableMode):
         if self.rules.norm == "held" and not (name == "logsumexp" and self.rules.softmax != "held"):
             return _held(func, args, kwargs)
         if self.rules.norm != "secant":
-            return self._tangent(of_first(func, args, kwargs), (args[0],))
+            return self.tangent(of_first(func, args, kwargs), (args[0],))
         if name == "logsumexp":
             dim = kwargs["dim"] if "dim" in kwargs else args[1]
             keepdim = bool(kwargs.get("keepdim", args[2] if len(args) > 2 else False))
@@ -587,7 +593,7 @@ class Network(LeavableMode):
     def _norm(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
         x, norm = args[0], NormCall.of(func, args, kwargs)
         if self.rules.norm == "tangent":
-            return self._tangent(norm.function, (x,))
+            return self.tangent(norm.function, (x,))
         kind = SecantNorm if self.rules.norm == "secant" else HeldNorm
         value = kind(norm.function, norm.scale, norm.grouped, norm.eps, norm.centred)(x)
         if norm.bias is not None:
@@ -598,10 +604,18 @@ class Network(LeavableMode):
         names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         q, k, v = (given.pop(name) for name in names[:3])
-        attention = functools.partial(func, **given)
-        call = Call(given.get("attn_mask"), given.get("is_causal", False), given.get("scale"))
+        # A mask that depends on the input is such as scores of relative positions.
+        mask = given.pop("attn_mask", None)
+        scores = [mask] if _is_state(mask) else []
+        mask = mask if mask is None else mask.detach()
+
+        def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = mask) -> Tensor:
+            value: Tensor = func(q, k, v, attn_mask=mask, **given)
+            return value
+
+        call = Call(mask, given.get("is_causal", False), given.get("scale"))
         if self.rules.difference:
-            context = SecantAttention(attention, call)(q, k, v)
+            context = SecantAttention(attention, call)(q, k, v, *scores)
         elif self.rules.attention == (0, 0, 1):
             held: Callable[..., Tensor] = attention
             if can_fuse(q, k, call):
@@ -610,7 +624,9 @@ class Network(LeavableMode):
                 held = HeldAttention(attention, call)
             context = held(q.detach(), k.detach(), v)
         else:
-            context = self._tangent(attention, (q, k, v), self.rules.attention)
+            # As much of the product as values do not have is the scores'.
+            parts = (*self.rules.attention, *[self.rules.attention[2]] * len(scores))
+            context = self.tangent(attention, (q, k, v, *scores), parts)
         if self.tracer is not None:
             self.tracer.attention(context, v, scores=(q.detach(), k.detach(), call))
         return context
@@ -704,6 +720,15 @@ def _gate(tensor: Any) -> _Gate | None:
     return getattr(tensor, "_normscope_gate", None)
 
 
+def _with_a_key(scores: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
+    """Return scores in which queries without a key have even weights instead of NaN.
+
+    They are queries of padding, which do not reach what is explained, but 0 · NaN would.
+    """
+    masked = scores.detach().to(dtype or scores.dtype) == -torch.inf
+    return scores.masked_fill(masked.all(dim, keepdim=True), 0.0)
+
+
 @functools.cache
 def _handlers() -> Mapping[str, Callable[..., Any]]:
     """Return the method that replaces each function."""
@@ -724,5 +749,7 @@ def _handlers() -> Mapping[str, Callable[..., Any]]:
         (("batch_norm",), Network._batch_norm),
         (("pow",), Network._power),
         (("scaled_dot_product_attention",), Network._attention),
+        (("linalg_solve_triangular",), solve_triangular),
+        (("grid_sample",), grid_sample),
     ]
     return {name: handler for names, handler in kinds for name in names}

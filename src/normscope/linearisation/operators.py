@@ -54,6 +54,7 @@ class _Linearized(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, operator: Operator, *states: Tensor) -> Tensor:
         value, saved = operator.run(*states)
+        value = unaliased(value)  # autograd refuses changes in place of a view that is made here
         ctx.operator = operator
         # Saved so that checkpointing can drop them and compute them again.
         ctx.save_for_backward(*saved)
@@ -141,6 +142,25 @@ class Slope(Operator):
 
 
 # ---- products
+
+
+class LinearMap(Operator):
+    """A function that is linear in its state, where torch cannot take components through it."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def run(self, x: Tensor) -> tuple[Tensor, Saved]:
+        self.zeros = x.new_zeros(()).expand(x.shape)
+        return self.function(x), ()
+
+    def pull(self, saved: Saved, cotangent: Tensor) -> Cotangents:
+        return vjp(self.function, (self.zeros,), cotangent)
+
+    def push(self, saved: Saved, components: Sequence[Tensor | None]) -> Tensor:
+        (component,) = components
+        assert component is not None
+        return self.function(component)
 
 
 class Bilinear(Operator):

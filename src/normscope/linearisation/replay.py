@@ -230,6 +230,8 @@ class Replay(Network):
         self.running.append(run)
         run.start = self._of_input(run, by_row(run, state))
         started = self._with_component(run, state, run.start)
+        # What else a layer is given, such as an embedding of its own, is no part of its input.
+        args, kwargs = tuple(map(_held, args)), {name: _held(a) for name, a in kwargs.items()}
         if place is None:
             return args, {**kwargs, "hidden_states": started}
         return (*args[:place], started, *args[place + 1 :]), kwargs
@@ -428,7 +430,10 @@ class Replay(Network):
 def by_row(run: LayerRun, states: Tensor) -> Tensor:
     """Return hidden states of a layer as (row, position, hidden)."""
     rows, positions = run.shape
-    if run.positions_first:
+    first = run.positions_first
+    if rows != positions and states.dim() == 3:  # a module in it may have another layout
+        first = (first or states.shape[:2] == (positions, rows)) and states.shape[0] != rows
+    if first:
         return states.reshape(positions, rows, -1).transpose(0, 1)
     return states.reshape(rows, positions, -1)
 

@@ -150,7 +150,8 @@ def _hook_activation(module: nn.Module, network: Network) -> list[Any]:
     def before(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if not network.active:
             return None
-        state = args and isinstance(args[0], Tensor) and args[0].requires_grad
+        given = args[0] if args and isinstance(args[0], Tensor) else None
+        state = given is not None and given.requires_grad and not given.is_leaf  # no parameter
         replace = state and torch.is_grad_enabled()
         waiting.append(args[0] if replace else None)
         return (args[0].detach(), *args[1:]) if replace else None

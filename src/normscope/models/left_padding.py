@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.errors import InputError
 from normscope.foundation.caching import ModuleCache
 from normscope.models.running import accepted_by, evaluating
 
@@ -34,7 +35,7 @@ def warn_of_left_padding(model: Any, inputs: Mapping[str, Any], *, stacklevel: i
         return
     if mask.shape != ids.shape or inputs.get("position_ids") is not None:
         return
-    rows = (mask[:, 0] == 0).nonzero().flatten().tolist()
+    rows = rows_padded_left({"attention_mask": mask})
     if not rows or not counts_columns(model):
         return
     positions = "position_ids" in accepted_by(model)
@@ -47,6 +48,39 @@ def warn_of_left_padding(model: Any, inputs: Mapping[str, Any], *, stacklevel: i
         UserWarning,
         stacklevel=stacklevel + 1,
     )
+
+
+def rows_padded_left(inputs: Mapping[str, Any]) -> list[int]:
+    """Return the rows that begin with padding, of the model or of its decoder."""
+    masks = (inputs.get("attention_mask"), inputs.get("decoder_attention_mask"))
+    return sorted(
+        {
+            row
+            for mask in masks
+            if isinstance(mask, Tensor) and mask.ndim == 2
+            for row in (mask[:, 0] == 0).nonzero().flatten().tolist()
+        }
+    )
+
+
+def refuse_nan_of_padding(model: Any, inputs: Mapping[str, Any], values: Tensor) -> None:
+    """Raise if a float64 model gives NaN in rows that begin with padding.
+
+    Args:
+        model: a transformers model.
+        inputs: its keyword arguments.
+        values: numbers of its output, (row, ...).
+    """
+    wrong = values.isnan().flatten(1).any(1)
+    rows = [row for row in rows_padded_left(inputs) if wrong[row]]
+    if rows:
+        raise InputError(
+            f"row {rows[0]}: {type(model).__name__} gives NaN, so there is nothing to explain. The "
+            "row is padded on the left, where a query has no key to attend to. Attention that "
+            "computes its softmax in float32 makes NaN of such a query in a float64 model, because "
+            "the lowest number of float64 is -infinity in float32. Pad on the right, explain each "
+            "row by itself without padding, or use float32 or, if the model has it, sdpa attention"
+        )
 
 
 def counts_columns(model: Any) -> bool:

@@ -40,7 +40,7 @@ __all__ = ["Attribution", "EdgeSource", "TracedShares"]
 
 Numbers = int | float | np.generic | NDArray[Any] | Sequence[Any] | LabelledArray
 QUOTED = 60  # characters of the answer in the headline
-SIDES = ("text", "pair", "continuation", "source", "target", "image", "audio")
+SIDES = ("text", "pair", "continuation", "source", "target", "image", "audio", "objects")
 FIRST_COLUMNS = ("step", "answer", "position", "token", "text", "side", "share")
 
 
@@ -61,8 +61,8 @@ class Attribution:
         part_names: The names of the parts; ("word",) for a single part.
         error: The worst relative gap, |value − Σ shares − bias| / (Σ|shares| + |bias|); by
             default, that of the given numbers.
-        sides: For each token "text", "pair", "continuation", "source", "target", "image" or
-            "audio"; "text" by default.
+        sides: For each token "text", "pair", "continuation", "source", "target", "image", "audio"
+            or "objects" (what a detector asks an image for); "text" by default.
         steps: The explained tokens if there are several; None for one answer.
         answer: What was explained: a token's text, a label, or the tokens' texts.
         foil: What the answer is compared with, if anything.

@@ -10,7 +10,7 @@ Figures, tables and the page use the same sentences; the page computes them anew
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,15 @@ class _View:
         return difference(*self.shares(layer))
 
 
+def telling_part(parts: Mapping[str, Contributions]) -> str:
+    """Return the part that a result is shown by: cross-attention, or the last that reads patches.
+
+    Without either, it is the last one.
+    """
+    seen = [name for name, part in parts.items() if part.key_tokens.pictures]
+    return "cross" if "cross" in parts else [*parts, *seen][-1]
+
+
 def _view(result: Contributions | Sequence[Contributions]) -> _View:
     """Choose weights and norms: with heads summed if both are there, else of single heads."""
     results = [result] if isinstance(result, Contributions) else list(result)
@@ -142,7 +151,7 @@ def _view(result: Contributions | Sequence[Contributions]) -> _View:
         raise InputError("there is no result to describe")
     part = ""
     if results[0].parts:
-        part = "cross" if "cross" in results[0].parts else list(results[0].parts)[-1]
+        part = telling_part(results[0].parts)
     owners = [each.parts.get(part) if part else each for each in results]
     summed: dict[str, NDArray[Any]] = {}
     single: dict[str, NDArray[Any]] = {}

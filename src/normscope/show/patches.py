@@ -36,9 +36,7 @@ def print_grid(grid: PictureGrid, console: Console, width: int, *, signed: bool,
     values = _pooled(np.nan_to_num(grid.values), MOST_ROWS, max(1, width // CELL))
     largest = float(np.abs(values).max(initial=0.0))
     rows, columns = grid.values.shape
-    size = (
-        f"{columns} frames" if grid.picture.seconds is not None else f"{rows} × {columns} patches"
-    )
+    size = f"{columns} frames" if grid.picture.recording else f"{rows} × {columns} patches"
     blocks = "" if values.shape == (rows, columns) else ", means of blocks"
     coloured = console.color_system is not None
     digits = "" if coloured else "; 9 is the largest"

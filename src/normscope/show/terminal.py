@@ -188,7 +188,9 @@ def _token_list(role: str, tokens: Tokens, width: int) -> Text:
     names = [(at, tokens.strings[at]) for at in others(tokens)]  # patches are shown as a grid
     pieces = [token_label(at, name) for at, name in names[:TOKENS_SHOWN]]
     for picture in tokens.pictures:
-        pieces.append(Text(f"{picture.name} ({picture.rows} × {picture.columns})", style="dim"))
+        size = f"{picture.rows} × {picture.columns} patches"
+        size = f"{picture.columns} frames" if picture.recording else size
+        pieces.append(Text(f"{picture.name} ({size})", style="dim"))
     if len(names) > TOKENS_SHOWN:
         pieces.append(Text(f"… and {len(names) - TOKENS_SHOWN} more (--output has them all)"))
     lines = [Text(f"{len(tokens)} {role}:")]

@@ -27,7 +27,8 @@ class Picture:
         columns: how many it has from left to right.
         png: a small copy of what the model reads, without what belongs to no patch; None if it is
             not known.
-        seconds: how long a recording is; None for an image.
+        seconds: how long a recording is; None for an image, or if it is not known.
+        recording: whether it is a recording.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Picture:
     columns: int
     png: bytes | None = None
     seconds: float | None = None
+    recording: bool = False
 
     @property
     def address(self) -> str | None:

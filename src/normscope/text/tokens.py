@@ -111,9 +111,9 @@ class Tokens:
         return (Tokens, tuple(getattr(self, each.name) for each in fields(self)))
 
     @classmethod
-    def positions(cls, count: int) -> Tokens:
+    def positions(cls, count: int, what: str = "position") -> Tokens:
         """Return labels for positions without a tokenizer: "position 0", "position 1", ..."""
-        names = tuple(f"position {index}" for index in range(count))
+        names = tuple(f"{what} {index}" for index in range(count))
         return cls(strings=names, ids=None, special=(False,) * count, texts=names)
 
     def to_dict(self) -> dict[str, Any]:

@@ -108,6 +108,7 @@ def plain_tokens(tokens: Tokens) -> dict[str, Any]:
                 "columns": picture.columns,
                 "address": picture.address,
                 "seconds": picture.seconds,
+                "recording": picture.recording,
             }
             for picture in tokens.pictures
         ]

@@ -108,7 +108,7 @@ def image_map(
 
 def _shape(grid: PictureGrid) -> tuple[float, float]:
     """Return width and height of a picture in inches."""
-    if grid.picture.rows == 1:
+    if grid.picture.recording:
         return SOUND
     under = backdrop(grid.picture, "light")
     high, wide = grid.values.shape if under is None else under.shape

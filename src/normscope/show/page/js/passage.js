@@ -1,6 +1,6 @@
 // Running text whose tokens can be chosen, one or a range: by pointer, by touch and by keyboard.
 
-const SIDE_NAMES = { image: "Image", audio: "Recording", text: "Text", pair: "Second text", continuation: "Continuation", source: "Source", target: "Target so far" };
+const SIDE_NAMES = { image: "Image", audio: "Recording", text: "Text", pair: "Second text", continuation: "Continuation", source: "Source", target: "Target so far", objects: "Object queries" };
 
 /** A list of tokens as text. `choose(range)` is told what was chosen, as [first, end] of entries, or null. */
 function passage(app, label, { choose, lines }) {

@@ -3,14 +3,19 @@
 const PICTURE_WIDTH = 460; // the most pixels that an image is wide
 const SOUND_HEIGHT = 96;
 const OPACITY = 0.6; // the power of a value that gives how opaque its colour is, so that small ones are seen
-const BACKDROPS = new Map(); // address and theme -> the image in pale or dark grey, when it has been decoded
+const BACKDROPS = new Map(); // address and theme -> {image: in pale or dark grey, when it has been decoded; waiting: whom to tell}
 
 /** The image of a picture in grey, so pale or so dark that the colours of cells are seen on it; null until it is decoded. */
 function backdropOf(picture, theme, ready) {
   if (!picture.address) return null;
   const key = `${theme}/${picture.address}`;
-  if (BACKDROPS.has(key)) return BACKDROPS.get(key);
-  BACKDROPS.set(key, null);
+  if (BACKDROPS.has(key)) {
+    const known = BACKDROPS.get(key);
+    if (!known.image) known.waiting.add(ready);
+    return known.image;
+  }
+  const known = { image: null, waiting: new Set([ready]) };
+  BACKDROPS.set(key, known);
   const image = new Image();
   image.onload = () => {
     const canvas = document.createElement("canvas");
@@ -25,8 +30,9 @@ function backdropOf(picture, theme, ready) {
       data.fill(theme === "dark" ? 14 + 0.5 * grey : 105 + 0.58 * grey, i, i + 3);
     }
     context.putImageData(pixels, 0, 0);
-    BACKDROPS.set(key, canvas);
-    ready();
+    known.image = canvas;
+    for (const tell of known.waiting) tell();
+    known.waiting.clear();
   };
   image.src = picture.address;
   return null;
@@ -48,10 +54,10 @@ function picturesOf(tokens, list) {
  * `colour(entry)` gives the colour of a patch and how strong it is, from 0 to 1.
  */
 function patchPicture(app, { picture, cells }, { choose, hover, name }) {
-  const canvas = make("canvas", { className: "ns-patches", tabIndex: 0, role: "application", "aria-roledescription": picture.seconds === null && picture.rows > 1 ? "image" : "recording" });
+  const canvas = make("canvas", { className: "ns-patches", tabIndex: 0, role: "application", "aria-roledescription": picture.recording ? "recording" : "image" });
   const caption = make("figcaption", { className: "ns-hint" });
   const element = make("figure", { className: "ns-picture" }, canvas, caption);
-  const sound = picture.rows === 1;
+  const sound = picture.recording;
   const found = new Map(cells.map((cell) => [cell.row * picture.columns + cell.column, cell]));
   let painted = null;
   let width = 0;
@@ -124,7 +130,8 @@ function patchPicture(app, { picture, cells }, { choose, hover, name }) {
     context.strokeRect(0.5, 0.5, width - 1, height - 1);
     canvas.dataset.drawn = under ? "image" : "cells";
     canvas.setAttribute("aria-label", `${name}: ${about.label}`);
-    caption.textContent = `${name}${picture.seconds === null ? `, ${picture.rows} × ${picture.columns} patches` : `, ${picture.seconds.toFixed(2)} s, ${picture.columns} frames`}`;
+    const length = picture.seconds === null ? "" : `, ${picture.seconds.toFixed(2)} s`;
+    caption.textContent = `${name}${sound ? `${length}, ${picture.columns} frames` : `, ${picture.rows} × ${picture.columns} patches`}`;
   }
 
   function under(event) {
