@@ -194,8 +194,8 @@ def test_masked_models_keep_their_mask_and_translators_their_target() -> None:
     (each,) = normscope.attribute(model, tok, ["the cat sat"], target=[target])
     assert each.steps is not None
     sides = np.array(each.sides)
-    ids = np.array(each.tokens.ids)
-    source, written = ids[sides == "source"], ids[sides == "target"]
+    numbers = np.array(each.tokens.ids)
+    source, written = numbers[sides == "source"], numbers[sides == "target"]
 
     def p(read: Any) -> float:
         with torch.no_grad():

@@ -132,11 +132,12 @@ def test_from_words_and_characters_to_tokens() -> None:
 
 def test_wrong_input_is_explained() -> None:
     results = [scored(1, 2, 3, 4, 5)]
-    for options, message in [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"occurrence": "next"}, "occurrence must be one of"),
         ({"k": 0}, "k must be a whole number above 0"),
         ({"texts": []}, "evidence for 1 texts, and 'frozen' has 1 results for 0 texts"),
-    ]:
+    ]
+    for options, message in cases:
         with pytest.raises(InputError, match=message):
             normscope.evidence(results, ["a"], **options)
     with pytest.raises(InputError, match="evidence for 2 texts"):

@@ -20,7 +20,7 @@ class ToyConfig(PretrainedConfig):
     model_type = "toy"
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(pad_token_id=1, **options)
+        super().__init__(**{"pad_token_id": 1, **options})
         self.vocab_size, self.hidden_size = 60, 1
 
 
