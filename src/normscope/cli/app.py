@@ -20,7 +20,7 @@ from normscope.cli.attribute import attribute
 from normscope.cli.bench import bench
 from normscope.cli.corpus import corpus
 from normscope.cli.demo import demo
-from normscope.cli.evaluate import compare, faithfulness
+from normscope.cli.faithfulness import compare, faithfulness
 from normscope.cli.families import families
 from normscope.cli.methods import methods
 from normscope.cli.options import Debug

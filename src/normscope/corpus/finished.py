@@ -20,7 +20,7 @@ from normscope.foundation.texts import json_line
 CHUNK = 32  # rows that are computed before they are written
 
 # From the numbers of some rows, and a function that counts finished ones, to their records.
-Work = Callable[[list[int], Callable[[int], Any]], Iterable[tuple[int, dict[str, Any]]]]
+RowWork = Callable[[list[int], Callable[[int], Any]], Iterable[tuple[int, dict[str, Any]]]]
 
 
 def partial_of(output: Path) -> Path:
@@ -40,7 +40,7 @@ class FinishedRows:
         self.path, self.header = path, dict(header)
 
     def complete(
-        self, count: int, work: Work, *, description: str, restart: bool = False
+        self, count: int, work: RowWork, *, description: str, restart: bool = False
     ) -> dict[int, dict[str, Any]]:
         """Compute the rows that are not finished yet, in chunks; return all records by number.
 

@@ -93,10 +93,12 @@ def faithfulness(
         and text, with means, intervals and paired differences.
     """
     chosen = conventions_for(metrics, conventions, replacement)
-    texts, _ = texts_of(text)
+    texts, single = texts_of(text)
     asked = dict(zip(QUESTIONS, (answer, foil, text_pair, target, continuation, generate, position),
                      strict=True))  # fmt: skip
-    questions = questions_of({**asked, "similar_to": None, "baseline": None}, len(texts))
+    questions = questions_of(
+        {**asked, "similar_to": None, "baseline": None}, None if single else len(texts)
+    )
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
     model, tokenizer = resolved(model, tokenizer, similar=False, strict=strict, **where)
     calls = calls_of(methods, tokenizer, seed)

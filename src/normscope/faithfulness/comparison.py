@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -86,11 +87,11 @@ def compare(
     Returns:
         An :class:`~normscope.faithfulness.agreement.Agreement`.
     """
-    texts, _ = texts_of(text)
+    texts, single = texts_of(text)
     asked = {"answer": answer, "foil": foil, "text_pair": text_pair, "target": target}
     asked |= {"continuation": continuation, "position": position}
     rest = {"generate": None, "similar_to": None, "baseline": None}
-    questions = questions_of({**asked, **rest}, len(texts))
+    questions = questions_of({**asked, **rest}, None if single else len(texts))
     where: dict[str, Any] = {"device": device, "dtype": dtype, "revision": revision}
     model, tokenizer = resolved(model, tokenizer, similar=False, strict=strict, **where)
     calls = calls_of(methods, tokenizer, seed)
@@ -211,8 +212,8 @@ class AgreementMeter(TextReader):
         for call in self.calls:
             result = measured[call.name][0][at]
             scores[call.name] = text_scores(call, row, result)
-            error = getattr(result, "error", None) if isinstance(result, Attribution) else None
-            errors[call.name] = None if error is None else float(error)
+            error = result.error if isinstance(result, Attribution) else math.nan
+            errors[call.name] = None if math.isnan(error) else float(error)
         own = {n: np.abs(s) if self.ranking.absolute else s for n, s in scores.items()}
         correlations = [
             [spearman(own[a.name][ranked], own[b.name][ranked]) for b in self.calls]

@@ -54,11 +54,11 @@ class Convention:
     """
 
     replacement: str = AUTO
-    bins: tuple[int | float, ...] = (10, 20, 30, 40, 50, 60, 70, 80, 90)
+    bins: Sequence[int | float] | int | float = (10, 20, 30, 40, 50, 60, 70, 80, 90)
     rounding: str = "floor"
     average: str = "mean"
     monotone: bool = False
-    orders: tuple[str, ...] = (MOST,)
+    orders: Sequence[str] | str = (MOST,)
     specials: bool = False
     first_token: str = "ranked"
     absolute: bool = False
@@ -69,13 +69,10 @@ class Convention:
         for name, choices in {**valid, "first_token": FIRST_TOKEN}.items():
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-        for name in ("monotone", "specials", "absolute"):
-            if not isinstance(getattr(self, name), bool):
-                raise InputError(f"{name} must be True or False, not {getattr(self, name)!r}")
         orders = (self.orders,) if isinstance(self.orders, str) else tuple(self.orders)
         if not orders or not set(orders) <= {MOST, LEAST} or len(set(orders)) != len(orders):
             raise InputError(f"orders must be of {MOST!r} and {LEAST!r}, not {self.orders!r}")
-        bins = tuple(self.bins) if isinstance(self.bins, Sequence) else (self.bins,)
+        bins = self.steps
         numbers = all(isinstance(b, Real) and not isinstance(b, bool) for b in bins)
         if not bins or not numbers or not all(0 < b <= 100 for b in bins):
             raise InputError(f"bins are percentages above 0 and up to 100, not {self.bins!r}")
@@ -83,9 +80,14 @@ class Convention:
             raise InputError(f"bins must rise from step to step, but are {self.bins!r}")
         return replace(self, orders=orders, bins=bins)
 
+    @property
+    def steps(self) -> tuple[int | float, ...]:
+        """The steps in percent."""
+        return tuple(self.bins) if isinstance(self.bins, Sequence) else (self.bins,)
+
     def counts(self, n: int) -> list[int]:
         """Return how many of n ranked tokens each step changes."""
-        shares = [n * Fraction(str(percent)) / 100 for percent in self.bins]
+        shares = [n * Fraction(str(percent)) / 100 for percent in self.steps]
         if self.rounding == "ceil":
             return [math.ceil(share) for share in shares]
         least = min(n, 1) if self.rounding == "at_least_one" else 0
@@ -93,7 +95,7 @@ class Convention:
 
     def text(self, metric: str = "") -> str:
         """Return the convention in one line, as far as a metric depends on it."""
-        bins = ",".join(f"{percent:g}" for percent in self.bins)
+        bins = ",".join(f"{percent:g}" for percent in self.steps)
         steps = [
             f"bins={bins}%;rounding={self.rounding};average={self.average}",
             f"monotone={_yes(self.monotone)};orders={'+'.join(self.orders)};ties={TIES}",
@@ -218,7 +220,7 @@ def figures_of(conventions: Mapping[str, Convention]) -> tuple[Figure, ...]:
             title += ", the first token kept" if curve.keep_first else ""
             higher = (curve.order == MOST) != METRICS[metric].keeps
             if convention.average == "each" and metric != BLANK_OUT:
-                for percent in convention.bins:
+                for percent in convention.steps:
                     name, words = f"{curve.name}@{percent:g}%", f"{title}, {percent:g}%"
                     figures.append(Figure(name, words, higher))
             else:
@@ -280,4 +282,7 @@ def _with(usual: Convention, given: Any) -> Convention:
             close = difflib.get_close_matches(str(name), names, 1)
             hint = f"; did you mean {close[0]!r}?" if close else f"; valid: {', '.join(names)}"
             raise InputError(f"a convention has no field {name!r}{hint}")
+    for name in ("monotone", "specials", "absolute"):
+        if not isinstance(given.get(name, False), bool):
+            raise InputError(f"{name} must be True or False, not {given[name]!r}")
     return replace(usual, **given)

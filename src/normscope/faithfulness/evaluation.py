@@ -277,7 +277,7 @@ class FaithfulnessMeter(TextReader):
         places = self._places(row, convention, curve)
         each = convention.average == "each" and curve.metric != BLANK_OUT
         if not len(places):
-            return [UNDEFINED] * (len(convention.bins) if each else 1)
+            return [UNDEFINED] * (len(convention.steps) if each else 1)
         kind = LOGPROB if metric.outcome == LOGPROB else "probability"
         whole = getattr(outcomes[form(at, "", ())], kind)
         steps = self._steps(at, row, convention, curve, scores)

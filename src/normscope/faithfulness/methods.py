@@ -118,8 +118,9 @@ def _call(name: str, what: Any, tokenizer: Any, seed: int) -> MethodCall:
             f"the method {name!r} is a name, keyword arguments or a function, not {what!r:.60}"
         )
     method, at, baseline = what.partition("@")
-    if method == RANDOM and RANDOM not in METHODS and not at:
-        return MethodCall(name, seed=seed)
+    if method == RANDOM and not at:
+        own = RANDOM not in METHODS
+        return MethodCall(name, {} if own else {"method": f"{RANDOM}:seed={seed}"}, seed=seed)
     options = {"method": method}
     mask = getattr(tokenizer, "mask_token", None)
     if at:

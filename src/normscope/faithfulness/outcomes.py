@@ -24,7 +24,7 @@ from normscope.engine.batches import by_length, halves
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.faithfulness.conventions import ATTENTION, DELETE, MASK, PAD, ZERO
 from normscope.foundation.interrupts import shielded
-from normscope.foundation.shapes import Bool
+from normscope.foundation.shapes import Bool, Int
 from normscope.models.running import accepted_by, evaluating
 from normscope.text.tokens import Encoded, Tokens
 
@@ -61,7 +61,7 @@ class AnswerLogprobs(NamedTuple):
         return float(np.exp(self.answer)) - foil
 
 
-def form(text: int, replacement: str, positions: Iterable[int]) -> ChangedText:
+def form(text: int, replacement: str, positions: Iterable[Any]) -> ChangedText:
     """Return a form in its normal form: all that change nothing are the same."""
     chosen = tuple(sorted(int(at) for at in positions))
     return ChangedText(text, replacement if chosen else WHOLE, chosen)
@@ -168,8 +168,21 @@ class Outcomes:
                 self._run([(rows[at], alike[at]) for at in batch])
 
     def _batches(self, rows: Sequence[AskedRow]) -> Iterator[list[int]]:
-        lengths = [(len(r.text), 0 if r.decoder is None else len(r.decoder)) for r in rows]
-        yield from by_length(lengths, 0 if self.runner.alone else BATCH_TOKENS)
+        """Yield the numbers of rows that are run together.
+
+        Logits are kept at every place of a batch, and a vocabulary is large: the rows of a language
+        model answer at the same places.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for at, row in enumerate(rows):
+            places = {term.place for step in row.steps for term in step}
+            alike = tuple(sorted(places)) if self.runner.head == CAUSAL else ()
+            groups.setdefault(alike, []).append(at)
+        for members in groups.values():
+            chosen = [rows[at] for at in members]
+            lengths = [(len(r.text), 0 if r.decoder is None else len(r.decoder)) for r in chosen]
+            for batch in by_length(lengths, 0 if self.runner.alone else BATCH_TOKENS):
+                yield [members[at] for at in batch]
 
     def _settle(self, batch: list[int]) -> None:
         """Settle the answers of some texts, and divide their terms into answer and foil."""
@@ -217,7 +230,8 @@ class Outcomes:
             if kind == ATTENTION:
                 inputs = _hidden(runner, inputs, _mask(forms, inputs["input_ids"]))
             if kind == ZERO:
-                stack.enter_context(zeroed(runner.model, _mask(forms, inputs["input_ids"])))
+                ids: Tensor = inputs["input_ids"]
+                stack.enter_context(zeroed(runner.model, ids, _mask(forms, ids)))
             table = value(runner.model(**inputs)).double().cpu().numpy()
         has_foil = [len(steps) > 1 for steps in value.rows]
         values = [
@@ -249,13 +263,18 @@ def _hidden(
 
 
 @shielded
-def zeroed(model: nn.Module, positions: Bool[Tensor, "row position"]) -> Iterator[None]:
+def zeroed(
+    model: nn.Module, ids: Int[Tensor, "row position"], positions: Bool[Tensor, "row position"]
+) -> Iterator[None]:
     """Set the word embeddings at some positions to zero while the context is open."""
     language: Any = model
     table = language.get_input_embeddings()
     calls = []
 
-    def zero(_module: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+    def zero(_module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        # GPT-2 looks token types up in the same table.
+        if not (inputs and inputs[0].shape == ids.shape and torch.equal(inputs[0], ids)):
+            return output
         calls.append(output.shape)
         return output.masked_fill(positions[..., None], 0)
 

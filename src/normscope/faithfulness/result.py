@@ -160,24 +160,31 @@ class MethodFigures:
     def merge(self, other: MethodFigures) -> MethodFigures:
         """Return the figures of both parts of a set of texts, which must not overlap.
 
+        Texts whose names are numbers are put in the order of these.
+
         Raises:
             InputError: the parts were measured in different ways, or have a text in common.
         """
         mine = (self.figures, set(self.methods), self.settings, self.signature)
         theirs = (other.figures, set(other.methods), other.settings, other.signature)
-        names = ("figures", "methods", "settings", "signature")
-        other_ways = [n for n, a, b in zip(names, mine, theirs, strict=True) if a != b]
+        facts = ("figures", "methods", "settings", "signature")
+        other_ways = [n for n, a, b in zip(facts, mine, theirs, strict=True) if a != b]
         if other_ways:
             raise InputError(f"the parts cannot be merged; not the same: {', '.join(other_ways)}")
         if shared := sorted(set(self.texts) & set(other.texts)):
             raise InputError(f"both parts have the text {shared[0]!r}, so they cannot be merged")
+        names = [*self.texts, *other.texts]
+        order = list(range(len(names)))
+        if all(name.isdecimal() for name in names):
+            order.sort(key=lambda at: int(names[at]))
+        values = {
+            name: np.concatenate([self.values[name], other.values[name]])[order]
+            for name in self.methods
+        }
         return MethodFigures(
             self.figures,
-            {
-                name: np.concatenate([self.values[name], other.values[name]])
-                for name in self.methods
-            },
-            texts=(*self.texts, *other.texts),
+            values,
+            texts=[names[at] for at in order],
             settings=self.settings,
             signature=self.signature,
             problems=(*self.problems, *other.problems),

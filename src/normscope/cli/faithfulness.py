@@ -207,7 +207,7 @@ def faithfulness(arguments: FaithfulnessArguments) -> None:
 
 @command
 def compare(arguments: CompareArguments) -> None:
-    """Compare methods on the same texts: agreement, time, memory and completeness.
+    """Compare methods on the same texts: agreement, time, memory, proof.
 
     Prints Spearman's rank correlation of every two methods, mean over texts, and for each method
     the seconds for a text, the peak memory and the completeness error.
@@ -287,6 +287,8 @@ def _run(arguments: Any, measured: Any, result: Any, merged: Any, finish: Any) -
             raise InputError("--merge reads results: leave out --data and --text")
         whole = merged(arguments.merge)
         finish(whole)
+        if arguments.output is not None:
+            say(f"wrote {arguments.output}: {len(whole)} texts")
         return whole
     rows = _rows(arguments)
     check_source(arguments.model, arguments.revision)
