@@ -160,12 +160,14 @@ def _fine_tuned(
         torch.manual_seed(options.seed)
         model, tokenizer = new_classifier(location, options.device or "cpu")
         trained(model, tokenizer)
-    if folder is not None and note is not None:
-        make_folder(folder)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        note.write_text(json.dumps(about) + "\n", encoding="utf-8")
-    return model, tokenizer
+    if folder is None or note is None:
+        return model, tokenizer
+    make_folder(folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    note.write_text(json.dumps(about) + "\n", encoding="utf-8")
+    saved: tuple[Any, Any] = load(folder, device=options.device)  # as a later run reads it
+    return saved
 
 
 # ---- the measurement

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from normscope.corpus.finished import CHUNK, FinishedRows, Work
+from normscope.corpus.finished import CHUNK, FinishedRows, RowWork
 from normscope.errors import InputError
 from normscope.faithfulness.intervals import bootstrap_means
 from normscope.faithfulness.result import MethodFigures
@@ -130,7 +130,7 @@ def described(paths: Iterable[Path]) -> str:
 
 
 def measured_rows(
-    options: ReproduceOptions, name: str, header: Mapping[str, Any], count: int, work: Work
+    options: ReproduceOptions, name: str, header: Mapping[str, Any], count: int, work: RowWork
 ) -> list[dict[str, Any]]:
     """Return the record of every row; with an output folder, they are kept in it.
 

@@ -139,8 +139,8 @@ EXHIBITS = (
         "and 20% of the tokens (floor, at least one) are set to zero, and the loss of the word’s "
         "log-probability is averaged over passages; special tokens are ranked like others, as in "
         "the paper, by signed score where a method has signs. The last columns keep the first "
-        "token in place, which models use as an attention sink: removing it alone costs more than "
-        "anything else. Integrated Gradients: Gauss–Legendre points from zero embeddings "
+        "token in place, which models may use as an attention sink; published numbers rank it. "
+        "Integrated Gradients: Gauss–Legendre points from zero embeddings "
         "(published: a rule that weights the gradient at each point by its place on the path). "
         "Temperature and Fisher scopes are not measured. Published as Δ log p, with a minus sign. "
         "Intervals are 95%, by bootstrap over passages",
