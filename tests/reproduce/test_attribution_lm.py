@@ -135,8 +135,10 @@ def test_a_finished_run_is_read(
     again = reproduce("attribution-lm", options)
     for exhibit in report.exhibits:
         assert rows_of(again, exhibit.name) == rows_of(report, exhibit.name)
+    fewer = reproduce("attribution-lm", replace(options, sequences=1))
+    assert fewer.facts["passages"] == "1"
     with pytest.raises(InputError, match="another run"):
-        reproduce("attribution-lm", replace(options, sequences=1))
+        reproduce("attribution-lm", replace(options, seed=1))
 
 
 def test_rows_of_sets(tmp_path: Path, options: ReproduceOptions) -> None:

@@ -24,7 +24,6 @@ from normscope.reproduce.comparisons import (
     Measured,
     MethodExperiment,
     described,
-    digest_of,
     interval_of,
     measured_rows,
     measured_value,
@@ -88,7 +87,7 @@ def measure(options: ReproduceOptions) -> Measured:
 def _header(given: Translator, options: ReproduceOptions, count: int) -> dict[str, Any]:
     return {
         "signature": Signature(given.model, given.source_tokenizer, {}).text(),
-        "gold": digest_of(described(options.gold)),
+        "gold": described(options.gold),
         "pairs": count,
         "seed": options.seed,
     }

@@ -28,7 +28,6 @@ from normscope.reproduce.comparisons import (
     Measured,
     MethodExperiment,
     described,
-    digest_of,
     files_of,
     long_table,
     mean_over_sets,
@@ -146,7 +145,7 @@ def _ranks(
     header = {
         "signature": given.signature,
         "methods": [call.text() for call in calls],
-        "prompts": digest_of([list(vars(prompt).values()) for prompt in prompts]),
+        "prompts": described([path]),
     }
 
     def work(chunk: list[int], count: Any) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -206,7 +205,7 @@ def _drops(given: LanguageModel, path: Path, options: ReproduceOptions) -> Metho
     meter = FaithfulnessMeter(given.model, given.tokenizer, calls, conventions)
     header = {
         "signature": meter.signature.with_settings(meter.settings()).text(),
-        "passages": digest_of(texts),
+        "passages": described([path]),
     }
     question = Question().checked()
 

@@ -217,7 +217,6 @@ def _records(
     header = {
         "signature": meter.signature.with_settings(meter.settings()).text(),
         "data": described(options.valid),
-        "sentences": len(given.sentences),
     }
     stage("measuring the methods")
     rows = measured_rows(options, "methods", header, len(given.sentences), work)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,11 +117,6 @@ def files_of(paths: Sequence[Path], suffixes: Sequence[str], where: str) -> list
     return found
 
 
-def digest_of(content: Any) -> str:
-    """Return a hash of plain data."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def described(paths: Iterable[Path]) -> str:
     """Return names and hashes of files, for the facts of a report."""
     return ", ".join(f"{path.name} (sha256 {sha256_of(path)[:16]}…)" for path in paths)
@@ -134,7 +127,8 @@ def measured_rows(
 ) -> list[dict[str, Any]]:
     """Return the record of every row; with an output folder, they are kept in it.
 
-    A run with the same header continues behind the rows that are there.
+    A run with the same header continues behind the rows that are there. It may be of more rows, or
+    of fewer.
 
     Args:
         options: the options of the run.

@@ -14,7 +14,7 @@ from normscope.foundation.progress import stage
 from normscope.foundation.ranks import spearman
 from normscope.measures.analysis import analyze
 from normscope.measures.rollout import rollout
-from normscope.reproduce.comparisons import digest_of, measured_rows
+from normscope.reproduce.comparisons import described, measured_rows
 from normscope.reproduce.options import ReproduceOptions
 from normscope.reproduce.yardsticks import l2, products
 from normscope.results.contributions import Contributions
@@ -86,7 +86,7 @@ def correlations(
     header = {
         "signature": Signature(model, tokenizer, {"maps": ",".join(MAPS)}).text(),
         "rollouts": list(ROWS),
-        "sentences": digest_of([list(sentences), labels.tolist()]),
+        "data": described(options.valid),
     }
 
     def work(chunk: list[int], count: Any) -> Iterator[tuple[int, dict[str, Any]]]:
