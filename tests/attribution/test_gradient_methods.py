@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from normscope import attribute_inputs
 from normscope.attribution.account import RowShares
 from normscope.attribution.methods import gradients
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.methods.table import method_of
 from normscope.attribution.passes import explain
 from normscope.linearisation.rules import rules_of
@@ -30,7 +30,7 @@ def shares(model: Any, method: str, baseline: Any = None, **inputs: Any) -> RowS
     inputs = inputs or {"input_ids": IDS}
     chosen = method_of(method)
     with FullPrecision():
-        return chosen.shares(Call(model, inputs, last_position(inputs), chosen, baseline))
+        return chosen.shares(MethodCall(model, inputs, last_position(inputs), chosen, baseline))
 
 
 def embedded(model: Any, ids: Tensor) -> Tensor:
@@ -64,7 +64,9 @@ def test_plain_gradients_are_those_of_the_tangent_rules() -> None:
     model = tiny_model("bart")
     inputs = tiny_inputs("bart")
     value = last_position(inputs)
-    plain = gradients.gradients_of(Call(model, inputs, value, method_of("gradient_norm")), inputs)
+    plain = gradients.gradients_of(
+        MethodCall(model, inputs, value, method_of("gradient_norm")), inputs
+    )
     expected = explain(model, inputs, value, rules_of("input_x_gradient"))
     found = {}
     for source, g in zip(plain.sources, plain.gradients, strict=True):
@@ -125,7 +127,9 @@ class OneActivation(nn.Module):
 def test_integrated_gradients_of_one_activation_have_a_closed_form() -> None:
     model: Any = OneActivation()
     chosen = method_of("integrated_gradients:64")
-    call = Call(model, {"input_ids": IDS}, lambda output: output, chosen, {"input_ids": OTHER})
+    call = MethodCall(
+        model, {"input_ids": IDS}, lambda output: output, chosen, {"input_ids": OTHER}
+    )
     result = chosen.shares(call)
     ends = [model.embed.weight[ids[0]].detach() for ids in (IDS, OTHER)]
     u, v = (model.first(x.sum(0)).detach() for x in ends)
@@ -147,7 +151,7 @@ def test_on_a_linear_model_gradients_are_exact_shares() -> None:
     exact = explain(model, inputs, value, rules_of("input_x_gradient"))
     np.testing.assert_allclose(by_position(exact)[0, 0], expected, rtol=0, atol=1e-12)
     chosen = method_of("integrated_gradients:1")
-    result = chosen.shares(Call(model, inputs, value, chosen, {"input_ids": OTHER}))
+    result = chosen.shares(MethodCall(model, inputs, value, chosen, {"input_ids": OTHER}))
     change = ((x - model.embed.weight[OTHER[0]].detach()) @ weights).numpy()
     np.testing.assert_allclose(result.sources[0].shares[0, 0], change, rtol=0, atol=1e-12)
 

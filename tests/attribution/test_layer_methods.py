@@ -10,7 +10,7 @@ import torch
 
 from normscope.attribution.account import RowShares
 from normscope.attribution.methods import decompx
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.methods.table import BIAS_RULES, method_of
 from normscope.attribution.passes import explain
 from normscope.errors import InputError, UnsupportedModelError
@@ -32,7 +32,7 @@ def shares(model: Any, method: str, value: Any = None, **inputs: Any) -> RowShar
     inputs = inputs or {"input_ids": IDS}
     with FullPrecision():
         chosen = method_of(method)
-        return chosen.shares(Call(model, inputs, value or last_position(inputs), chosen))
+        return chosen.shares(MethodCall(model, inputs, value or last_position(inputs), chosen))
 
 
 def part_of(result: RowShares, part: str) -> np.ndarray:
@@ -92,7 +92,7 @@ def test_the_bias_token_form_is_the_frozen_network() -> None:
     value = last_position({"input_ids": IDS})
     frozen = explain(model, {"input_ids": IDS}, value, rules_of("frozen"))
     np.testing.assert_array_equal(by_position(shares(model, "decompx:token")), by_position(frozen))
-    lengths = Call(model, {"input_ids": IDS}, value, method_of("decompx_norm"))
+    lengths = MethodCall(model, {"input_ids": IDS}, value, method_of("decompx_norm"))
     maps = decompx.lengths_by_layer(lengths)
     assert [layer.shape for layer in maps] == [(1, 6, 6)] * len(maps)
     assert not np.triu(maps[-1][0], 1).any()  # nothing comes from later tokens

@@ -122,7 +122,7 @@ def test_combinations_that_do_not_exist_name_those_that_do() -> None:
     with pytest.raises(InputError, match="does not recompute activations"):
         AttributionOptions(method="erasure", recompute=True).checked()
     question = Question(baseline="zero").checked()
-    with pytest.raises(InputError, match="no baseline; methods that work: secant, integrated_g"):
+    with pytest.raises(InputError, match="the two; methods that work: secant, integrated_g"):
         AttributionOptions(method="frozen").method_for(question)
     with pytest.raises(InputError, match="explains a difference: give baseline="):
         AttributionOptions(method="secant").method_for(Question().checked())

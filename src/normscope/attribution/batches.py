@@ -30,7 +30,7 @@ from normscope.attribution.heads import (
     head_of,
     writes,
 )
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.methods.table import ChosenMethod
 from normscope.attribution.options import AttributionOptions
 from normscope.attribution.rows import AskedRow
@@ -131,7 +131,7 @@ class Runner:
                 baselines = [task.baselines[number] for task in tasks]
                 real, others = self._pair(rows, baselines, inputs, value)
             how = (options.gate, options.trace, options.recompute, self.alone)
-            call = Call(self.model, real, value, chosen, others, *how)
+            call = MethodCall(self.model, real, value, chosen, others, *how)
             with evaluating(self.model), _readable_errors(self.model, rows[0]):
                 shares.append(self.snapshot.settled(partial(chosen.shares, call)))
         return ExplainedBatch(indices, value, shares)

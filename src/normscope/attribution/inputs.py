@@ -40,7 +40,7 @@ from normscope.attribution.heads import (
     no_head,
 )
 from normscope.attribution.labels import label_terms
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.methods.table import ChosenMethod
 from normscope.attribution.options import MEAN, ZERO, AttributionOptions, Question
 from normscope.attribution.reading import join_tokens, spoken
@@ -367,7 +367,7 @@ class InputRows:
             real, others = self.pair(given, value, entry)
             try:
                 how = (options.gate, options.trace, options.recompute)
-                call = Call(self.model, real, value, chosen, others, *how)
+                call = MethodCall(self.model, real, value, chosen, others, *how)
                 with model_failures(self.model, real), evaluating(self.model):
                     work = partial(chosen.shares, call)
                     shares.append(self.signature.snapshot.settled(work))

@@ -217,7 +217,11 @@ class AttributionOptions:
             return chosen
         chosen = method_of(self.method)
         if has and chosen.method.baseline == "no":
-            raise refuse(chosen.method, "takes no baseline", baseline=("needed", "optional"))
+            raise refuse(
+                chosen.method,
+                "takes no baseline: leave out one of the two",
+                baseline=("needed", "optional"),
+            )
         if chosen.method.baseline == "needed" and not has:
             raise InputError(
                 f'method="{chosen.name}" explains a difference: give baseline=, such as "[MASK]", '

@@ -8,7 +8,7 @@ the constant can be divided among them by a rule that depends on all of them (De
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -75,13 +75,6 @@ class _Place:
     waiting: bool = False  # whether constants wait to be divided
 
 
-@dataclass(eq=False)
-class Lengths:
-    """‖x_{i⇐k}‖ behind every layer: (row, query, component), the waiting constants last."""
-
-    layers: list[Tensor] = field(default_factory=list)
-
-
 class SpreadNetwork(Network):
     """A linearised network that pushes the components of all positions at once.
 
@@ -108,7 +101,8 @@ class SpreadNetwork(Network):
         self.copies = positions + 1
         self.components = self._own
         self.place = _Place()
-        self.lengths = Lengths()
+        # ‖x_{i⇐k}‖ behind every layer: (row, query, component), the waiting constants last.
+        self.lengths: list[Tensor] = []
         attention = {*inventory.attention}
         self.innermost = [m for m in attention if not attention & {*m.modules()} - {m}]
 
@@ -164,7 +158,7 @@ class SpreadNetwork(Network):
         tangent = forward_ad.unpack_dual(state).tangent
         if tangent is not None:
             by_copy = tangent.detach().double().unflatten(0, (self.copies, -1))
-            self.lengths.layers.append(by_copy.norm(dim=-1).permute(1, 2, 0))
+            self.lengths.append(by_copy.norm(dim=-1).permute(1, 2, 0))
 
     # ---- components
 

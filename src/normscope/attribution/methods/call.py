@@ -25,7 +25,7 @@ TOKENS = 2048  # positions in one batch of changed rows
 
 
 @dataclass(frozen=True)
-class Call:
+class MethodCall:
     """One batch, and the method that explains it.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from normscope.attribution.account import RowShares, SourceShares
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.methods.gradients import gradients_of, output_positions_in
 from normscope.linearisation.trace import Trace
 
@@ -17,7 +17,7 @@ class Chefer:
     keeps its fused attention. The identity with which R begins is part of the result.
     """
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the relevance of every token."""
         if len(call.places()) > 1:
             raise call.refuse("its rule for two stacks is another one; use attn_lrp or frozen")

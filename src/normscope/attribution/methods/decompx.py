@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from normscope.attribution.account import RowShares, SourceShares
-from normscope.attribution.methods.call import Call, gap_of
+from normscope.attribution.methods.call import MethodCall, gap_of
 from normscope.attribution.methods.gradients import output_positions
 from normscope.attribution.passes import Setup, explain
 from normscope.engine.judge import judge_shares
@@ -28,7 +28,7 @@ MOST = 512  # tokens; the components of all are in memory at once
 class DecompX:
     """Shares of vectors in the logit; the bias-token form is that of the frozen network."""
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the shares of all tokens, biases included."""
         if call.chosen["bias"] == "token":
             rules = rules_of("frozen", call.gate)
@@ -51,7 +51,7 @@ class DecompX:
 class DecompXNorm:
     """‖x_{i⇐k}‖ behind the last layer, at the output position i."""
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the lengths of the components; the mean over several output positions."""
         maps = lengths_by_layer(call)[-1]
         value, where = output_positions(call)
@@ -59,13 +59,13 @@ class DecompXNorm:
         return call.sizes(value, [SourceShares("", "word", row)])
 
 
-def lengths_by_layer(call: Call) -> list[np.ndarray]:
+def lengths_by_layer(call: MethodCall) -> list[np.ndarray]:
     """Return ‖x_{i⇐k}‖ behind every layer, (row, query, key)."""
     _, network = pushed(call)
-    return [lengths[..., :-1].cpu().numpy() for lengths in network.lengths.layers]
+    return [lengths[..., :-1].cpu().numpy() for lengths in network.lengths]
 
 
-def pushed(call: Call) -> tuple[Tensor, SpreadNetwork]:
+def pushed(call: MethodCall) -> tuple[Tensor, SpreadNetwork]:
     """Run the model once for all components together; return its values, with components."""
     places = call.places()
     if list(places) != [""]:

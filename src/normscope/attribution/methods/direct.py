@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from normscope.attribution.account import RowShares, SourceShares
-from normscope.attribution.methods.call import Call, gap_of
+from normscope.attribution.methods.call import MethodCall, gap_of
 from normscope.attribution.methods.streams import (
-    Direction,
-    Stream,
+    ReadDirection,
+    ResidualStream,
     direction,
     hooked,
     read_stream,
@@ -30,7 +30,7 @@ class DirectLogit:
     and biases belong to none: they are the bias share.
     """
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the shares of the source tokens, and the logit lens."""
         reached = direction(call)
         stream = read_stream(call, reached, alti=False)
@@ -43,14 +43,14 @@ class DirectLogit:
 class AltiLogit:
     """r_k = Σ_l Σ_j Δ^l_j M^{l−1}_jk by Horner's scheme, with ALTI's maps of the layers below."""
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the shares of the input tokens."""
         reached = direction(call)
         stream = read_stream(call, reached, alti=True)
         return assembled(call, reached, stream, followed(stream))
 
 
-def followed(stream: Stream) -> Tensor:
+def followed(stream: ResidualStream) -> Tensor:
     """Return what all layers wrote, followed to the input: r ← Δ^l + r C^l, from the last down."""
     rows = [row for row, _, _ in stream.reads]
     total = stream.written[-1]
@@ -60,7 +60,9 @@ def followed(stream: Stream) -> Tensor:
     return total
 
 
-def assembled(call: Call, reached: Direction, stream: Stream, moved: Tensor) -> RowShares:
+def assembled(
+    call: MethodCall, reached: ReadDirection, stream: ResidualStream, moved: Tensor
+) -> RowShares:
     """Return the shares of tokens: what was moved, and the embedding at the output position."""
     value = reached.values.cpu().numpy()
     attention = np.zeros((*value.shape, moved.shape[1]))
@@ -83,7 +85,7 @@ def assembled(call: Call, reached: Direction, stream: Stream, moved: Tensor) -> 
     return RowShares(value, bias, error, sources)
 
 
-def logit_lens(call: Call) -> np.ndarray:
+def logit_lens(call: MethodCall) -> np.ndarray:
     """Return the values that the states entering each layer, and the last, would give.
 
     The states take the place of those behind the last layer, so what follows, the last norm with

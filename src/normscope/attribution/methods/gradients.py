@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from normscope.attribution.account import RowShares, SourceShares
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.passes import Setup, pairs
 from normscope.capture.layers import layers_of
 from normscope.linearisation.network import Network, Source
@@ -40,7 +40,7 @@ class Gradients:
 
 
 def gradients_of(
-    call: Call, inputs: Mapping[str, Any], *, moved: Moved | None = None, trace: bool = False
+    call: MethodCall, inputs: Mapping[str, Any], *, moved: Moved | None = None, trace: bool = False
 ) -> Gradients:
     """Run the model once, and return the gradients of its values at its sources."""
     setup = Setup(call.model, inputs, call.value, RULES["input_x_gradient"], kind=PlainNetwork)
@@ -75,7 +75,7 @@ def _backward(network: Network, values: Tensor) -> Gradients:
     return Gradients(values.detach().double(), network.sources, gradients, trace)
 
 
-def output_positions(call: Call) -> tuple[np.ndarray, np.ndarray]:
+def output_positions(call: MethodCall) -> tuple[np.ndarray, np.ndarray]:
     """Return the values, and at which positions behind the last layer they are read.
 
     Returns:
@@ -121,7 +121,7 @@ def _read_once(sources: list[Source], gradients: list[Tensor | None]) -> dict[st
 class GradientNorm:
     """‖∂y/∂x‖ at every embedding."""
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the lengths of the gradients."""
         result = gradients_of(call, call.inputs)
         norm = call.chosen["norm"]
@@ -140,7 +140,7 @@ class SmoothGrad:
     The noise of a text is the same whatever else is in its batch.
     """
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the lengths of the mean gradients."""
         chosen, rows = call.chosen, call.rows
         total: dict[str, Tensor] = {}
@@ -171,7 +171,7 @@ class _Noise:
         part: the numbers of the copies.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: MethodCall) -> None:
         self.call, self.part = call, range(0)
 
     def __call__(self, source: Source) -> Tensor:
@@ -196,7 +196,7 @@ class IntegratedGradients:
     The error is the gap of the rule: it goes to zero with the number of steps.
     """
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the shares of the difference to the baseline."""
         assert call.baseline is not None
         rows = call.rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from normscope.attribution.account import RowShares
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.passes import explain
 from normscope.linearisation.rules import rules_of
 
@@ -11,7 +11,7 @@ from normscope.linearisation.rules import rules_of
 class Linearised:
     """Shares by Euler's identity, proved by their sum."""
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the shares of all sources and biases."""
         return explain(
             call.model,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from normscope.attribution.account import RowShares, SourceShares
-from normscope.attribution.methods.call import MASKS, Call
+from normscope.attribution.methods.call import MASKS, MethodCall
 from normscope.models.running import accepted_by
 
-Change = Callable[
+Replacement = Callable[
     [list[int]], dict[str, Any]
 ]  # positions -> inputs of a copy of the batch for each
 
@@ -25,7 +25,7 @@ class Erasure:
     what others read of it is gone.
     """
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the drop of the value for every real position."""
         value = call.plain()
         sources = []
@@ -51,7 +51,7 @@ class Erasure:
 class BlankOut:
     """The value less that with one token replaced by that of the baseline."""
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the drop of the value for every position at which the baseline differs."""
         assert call.baseline is not None
         value = call.plain()
@@ -73,7 +73,7 @@ class BlankOut:
         return call.signed(value, sources)
 
 
-def _drops(call: Call, value: Any, changed: Any, change: Change) -> np.ndarray:
+def _drops(call: MethodCall, value: Any, changed: Any, change: Replacement) -> np.ndarray:
     """Return the drop of the value for each position, (row, step, position)."""
     scores = np.zeros((*value.shape, changed.shape[1]))
     positions = np.flatnonzero(changed.any(axis=0)).tolist()
@@ -85,7 +85,7 @@ def _drops(call: Call, value: Any, changed: Any, change: Change) -> np.ndarray:
     return np.where(changed[:, None], scores, 0.0)
 
 
-def _numbered(call: Call, name: str, given: dict[str, Any]) -> dict[str, Any]:
+def _numbered(call: MethodCall, name: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return inputs with position ids, where the model would count them by its mask."""
     known = "decoder_position_ids" if name.startswith("decoder") else "position_ids"
     if known in given or known not in accepted_by(call.model):

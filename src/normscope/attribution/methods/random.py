@@ -6,13 +6,13 @@ import numpy as np
 import torch
 
 from normscope.attribution.account import RowShares, SourceShares
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 
 
 class Random:
     """Numbers between 0 and 1, drawn anew for every text, and the same for the same text."""
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return a random number for each real position, the same for all steps."""
         value = call.plain()
         sources = []

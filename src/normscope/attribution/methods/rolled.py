@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from normscope.attribution.account import RowShares, SourceShares
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.methods.gradients import output_positions
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.scopes import SCOPES
@@ -25,7 +25,7 @@ class Rollout:
     A map that does not pass the residual connection gets the identity added.
     """
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the row of every value, the mean over several output positions."""
         name = call.chosen["map"]
         if name not in SCOPES:
@@ -37,7 +37,7 @@ class Rollout:
             row = np.einsum("rsq,rqk->rsk", row, layer)
         return call.sizes(value, [SourceShares("", "word", row)])
 
-    def _maps(self, call: Call, name: str) -> list[np.ndarray]:
+    def _maps(self, call: MethodCall, name: str) -> list[np.ndarray]:
         """Return the map of every layer, (row, query, key)."""
         found: list[Tensor] = []
         normalize = call.chosen["normalize"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.passes import Setup
 from normscope.capture.layers import layers_of
 from normscope.decomposition.block import Parts
@@ -32,7 +32,7 @@ CELLS = 2**24  # numbers in the largest array of a block
 
 
 @dataclass(frozen=True)
-class Direction:
+class ReadDirection:
     """The direction in which a value reads the states behind the last layer.
 
     Attributes:
@@ -54,7 +54,7 @@ class Direction:
 
 @shielded
 def hooked(modules: Any, hook: Callable[..., Any]) -> Iterator[None]:
-    """Call a function behind each of some modules."""
+    """MethodCall a function behind each of some modules."""
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
         yield
@@ -69,7 +69,7 @@ def state_in(output: Any) -> Tensor:
     return state
 
 
-def direction(call: Call) -> Direction:
+def direction(call: MethodCall) -> ReadDirection:
     """Return the gradient of the values at the states behind the last layer, norm scales held."""
     setup = Setup(call.model, call.inputs, call.value, rules_of("frozen", call.gate))
     setup.refuse()
@@ -95,7 +95,7 @@ def direction(call: Call) -> Direction:
                 vectors.append(torch.zeros_like(state) if g is None else g)
                 none = torch.zeros(call.rows, dtype=torch.float64, device=values.device)
                 constants.append(sum(network.ledger.bias.values(), none))
-    return Direction(
+    return ReadDirection(
         values.detach().double(),
         torch.stack(vectors, 1).double(),
         torch.stack(constants, 1),
@@ -104,7 +104,7 @@ def direction(call: Call) -> Direction:
 
 
 @dataclass(eq=False)
-class Stream:
+class ResidualStream:
     """What was written into a direction, by layer.
 
     Attributes:
@@ -153,11 +153,11 @@ class Stream:
             self.mixing.append(alti_map(view))
 
 
-def read_stream(call: Call, reached: Direction, *, alti: bool) -> Stream:
+def read_stream(call: MethodCall, reached: ReadDirection, *, alti: bool) -> ResidualStream:
     """Run the model once more, and read what its layers write into the direction."""
     reads = reached.reads()
     vectors = torch.stack([reached.vectors[place] for place in reads])
-    stream = Stream(reads, vectors, alti)
+    stream = ResidualStream(reads, vectors, alti)
     needs = Needs(whole_layers=True, how=DecompositionOptions(maps=False))
     measure = CallbackMeasure(stream.observe, needs)
     batch = PlainBatch(call.model, call.inputs)

@@ -16,7 +16,7 @@ from normscope.linearisation.rules import RULES
 
 if TYPE_CHECKING:
     from normscope.attribution.account import RowShares
-    from normscope.attribution.methods.call import Call
+    from normscope.attribution.methods.call import MethodCall
 
 ONE, TWO, STEPS, TOKENS, LAYERS, FORWARD = (
     "1 forward, 1 backward",
@@ -160,7 +160,7 @@ class ChosenMethod:
             settings["unit"] = method.unit
         return settings
 
-    def shares(self, call: Call) -> RowShares:
+    def shares(self, call: MethodCall) -> RowShares:
         """Return the shares of a batch."""
         module, _, name = self.method.code.partition(":")
         kind = getattr(import_module(f"normscope.attribution.methods.{module}"), name)
@@ -338,7 +338,7 @@ TABLE: Mapping[str, Method] = {
             cost=LAYERS,
             code="rolled:Rollout",
             options=(
-                Option("map", None, (), "a map of analyze, as in rollout:attn_res_ln_n"),
+                Option("map", None, (), "a map of analyze, by its name"),
                 Option(
                     "normalize",
                     "auto",
