@@ -29,6 +29,8 @@ FINDINGS = (
     *("mixing_ratios", "layer_norm", "feed_forward_pairs", "agreement", "repeated_name", "fact"),
     *("negation", "translation", "few_bits"),
 )
+# Models that learn something in seconds, for kinds of models that are too large to come along.
+KINDS = ("vision_language", "mixture_of_experts", "hybrid")
 # Live pages (docs/live.py) that are shown with a finding.
 LIVE = {
     "weights_and_norms": "weights-and-norms",
@@ -44,6 +46,11 @@ is what the script prints; it describes the model and the texts in that script. 
 copy the script from `examples/` and replace them. `python examples/fact.py fact.pdf` writes the
 picture to a file, in the format of its suffix.
 """
+SMALL = """## Other kinds of models
+
+A vision–language model, a mixture of experts and a hybrid, each so small that its script trains it
+first. The numbers in bold may differ a little on your machine.
+"""
 MORE = """## More pictures
 
 These scripts draw figures of the papers.
@@ -53,7 +60,7 @@ These scripts draw figures of the papers.
 def scripts() -> list[Path]:
     """Return the scripts in the order of the page."""
     paths = {path.stem: path for path in sorted(EXAMPLES.glob("*.py"))}
-    return [paths.pop(name) for name in FINDINGS] + list(paths.values())
+    return [paths.pop(name) for name in (*FINDINGS, *KINDS)] + list(paths.values())
 
 
 def run(script: Path, output: Path) -> tuple[str, dict[str, Any]]:
@@ -86,7 +93,9 @@ def main(*names: str) -> None:
         sys.exit(f"examples/ has no {', '.join(sorted(unknown))}")
     sections = [HEAD]
     for script in scripts():
-        if script.stem not in FINDINGS and MORE not in sections:
+        if script.stem in KINDS and SMALL not in sections:
+            sections.append(SMALL)
+        if script.stem not in (*FINDINGS, *KINDS) and MORE not in sections:
             sections.append(MORE)
         if not names or script.stem in names:
             finding, _ = run(script, IMAGES / f"{script.stem}.png")

@@ -1,8 +1,7 @@
 """In a mixture of experts, what the experts add comes from both words that a fact is made of.
 
-A Mixtral of one layer learns here three facts about each of six countries, so that an answer
-depends on both words. Maps behind experts hold the routing: each expert counts with
-the weight that it had.
+A Mixtral of one layer learns here three facts about each of six countries: answers depend on both
+words. Maps behind experts hold the routing: each expert counts with the weight that it had.
 """
 
 import sys
@@ -35,21 +34,17 @@ results = normscope.analyze_inputs(model.eval(), {"input_ids": ids}, maps=list(s
 rows = np.array([[result[name].values[0, 1] for name in stations] for result in results])
 parts = (rows / rows.sum(axis=2, keepdims=True)).mean(axis=0)  # (station, word)
 print(f"The model knows {right} of {len(answers)} facts. Of what its experts add at the second")
-print(
-    f"word, {parts[1, 0]:.0%} comes from the country and {parts[1, 1]:.0%} from that word itself."
-)
+first, own = parts[1]
+print(f"word, {first:.0%} comes from the country and {own:.0%} from that word itself.")
 
 with theme():
     figure = Figure(figsize=(6.4, 2.6), layout="constrained")
     figure.suptitle("From which word the vectors at the second word come", x=0.01, ha="left")
     ax = figure.subplots()
     for word, label in enumerate(("country", "what is asked")):
-        left = parts[:, :word].sum(axis=1)
-        ax.barh(
-            [*stations.values()], parts[:, word], left=left, color=CATEGORIES[word], label=label
-        )
-    ax.invert_yaxis()
-    ax.set(xlabel="part of the lengths, mean over all facts")
+        look = {"left": parts[:, :word].sum(axis=1), "color": CATEGORIES[word], "label": label}
+        ax.barh([*stations.values()], parts[:, word], **look)
+    ax.set(xlabel="part of the lengths, mean over all facts", ylim=(2.5, -0.5))
     ax.legend(ncols=2, loc="lower left", bbox_to_anchor=(0, 1))
     ax.spines[["top", "right"]].set_visible(False)
 figure.savefig(sys.argv[1] if len(sys.argv) > 1 else "mixture_of_experts.png")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.overrides import TorchFunctionMode
 
-from normscope.capture import capture, eager
+from normscope.capture import eager
 from normscope.capture.interface import NAME
 from normscope.capture.layers import unlisted_layers
 from normscope.capture.scores import lowest
@@ -119,12 +119,12 @@ def _is_own(model: nn.Module, inputs: Mapping[str, Any], bound: float) -> bool:
     Models that make boolean masks themselves are read in another way by eager attention, which adds
     them to the scores. A float64 model is compared in full precision.
     """
-    outputs = []
-    full = FullPrecision() if next(model.parameters()).dtype == torch.float64 else nullcontext()
-    for context in (nullcontext(), capture(model, lambda _: None)):
-        with _same_random(), evaluating(model), torch.no_grad(), full, context:
-            outputs.append(_tensors(model(**inputs)))
-    own, captured = outputs
+    wide = next(model.parameters()).dtype == torch.float64
+    with FullPrecision() if wide else nullcontext():
+        with _same_random(), evaluating(model), torch.no_grad():
+            own = _tensors(model(**inputs))
+        with _same_random():
+            captured = _tensors(look(model, inputs, lambda _: None)[1])
     if own.keys() != captured.keys():
         return False
     for name, tensor in own.items():
@@ -179,9 +179,12 @@ class FullPrecision(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is Tensor.float:
             return args[0].double()
+        if func is Tensor.__setitem__ and isinstance(args[2], Tensor):
+            # A model's own float32 tensor, into which it writes what it has cast to float32.
+            return func(args[0], args[1], args[2].to(args[0].dtype))
         if args and isinstance(args[0], Tensor):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
-            kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
+        kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in kwargs.items()}
         return func(*args, **kwargs)
 
 

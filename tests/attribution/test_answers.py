@@ -134,6 +134,24 @@ def test_a_function_gets_one_row() -> None:
         CallerValue(lambda o: 3.0, 3)(made)
 
 
+def test_a_function_that_depends_on_the_batch_is_given_single_rows() -> None:
+    """Pairs are given to a function as a batch only if it treats rows independently."""
+    from transformers.modeling_outputs import MaskedLMOutput
+
+    logits = output(2, 3).logits
+    made, calls = MaskedLMOutput(logits=logits), list[int]()
+
+    def alone(o: Any) -> torch.Tensor:
+        calls.append(len(o.logits))
+        value: torch.Tensor = o.logits[:, 1]
+        return value
+
+    np.testing.assert_array_equal(CallerValue(alone, 1)(made), logits[:, 1:2])
+    assert calls == [1, 1, 2]
+    mixed = CallerValue(lambda o: o.logits[:, 1] / len(o.logits), 1)(made)
+    np.testing.assert_array_equal(mixed, logits[:, 1:2])
+
+
 @pytest.mark.parametrize(
     ("family", "model", "head"),
     [

@@ -574,7 +574,10 @@ def test_padding_that_does_not_reach_the_output_is_not_refused(name: str, method
     assert logits[1, 0].isnan().all()
     assert logits[1, 3:].isfinite().all()
     read = last_position(given)
-    options = {"baseline_inputs": other if RULES[method].difference else None, "trace": True}
+    options: dict[str, Any] = {
+        "baseline_inputs": other if RULES[method].difference else None,
+        "trace": True,
+    }
     found = explain(model, given, read, rules_of(method), **options)
     assert np.isfinite(found.value).all()
     alone = {key: tensor[1:, 3:] for key, tensor in given.items()}

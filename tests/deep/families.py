@@ -41,7 +41,9 @@ def problems(reports: Sequence[TypeReport]) -> list[str]:
         for name, least in minima.items():
             wanted = round(least * min(1.0, len(reports) / TYPES))
             if counts[name] < wanted:
-                found.append(f"{kind} types, {name}: {counts[name]}, at least {wanted} are expected")
+                found.append(
+                    f"{kind} types, {name}: {counts[name]}, at least {wanted} are expected"
+                )
     return found
 
 

@@ -1,8 +1,8 @@
-"""The record of deep runs: one line for each slice, and their sums in docs/testing.md.
+"""The record of deep runs: one line for each slice, and their sums in docs.
 
     python -m tests.deep.record
 
-writes the table of sums into the page anew.
+writes the table of sums into docs/testing.md anew, and the counts into docs/promises.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from importlib import metadata
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path(__file__).parent / "runs.jsonl"
 PAGE = ROOT / "docs" / "testing.md"
+PROMISES = ROOT / "docs" / "promises.md"
 BEGIN, END = "<!-- deep runs: begin -->\n", "<!-- deep runs: end -->\n"
 
 # What is counted, and in what order the page names it.
@@ -95,5 +97,14 @@ def with_table(page: str, path: Path = RUNS) -> str:
     return f"{before}{BEGIN}\n{table(path)}\n{END}{after}"
 
 
+def with_counts(page: str, path: Path = RUNS) -> str:
+    """Return the text of the page of promises with the number of cases of each kind it names."""
+    for kind in KINDS:
+        count = sum(run["count"] for run in read(path) if run["kind"] == kind)
+        page = re.sub(rf"\| {kind}(: [\d,]+)? \|$", f"| {kind}: {count:,} |", page, flags=re.M)
+    return page
+
+
 if __name__ == "__main__":
+    PROMISES.write_text(with_counts(PROMISES.read_text(encoding="utf-8")), encoding="utf-8")
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

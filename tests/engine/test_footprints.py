@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from normscope.engine.footprints import Footprint, footprints_of
+from normscope.engine.footprints import SEVERAL, Footprint, _decoded, footprints_of
 from normscope.models.inventory import Inventory
 from tests.helpers.pictured import IMAGE, inputs_of, model_of
 
@@ -201,3 +202,14 @@ def test_the_model_is_left_as_it_was_also_without_gradients() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_positions_are_read_off_gradients(dtype: torch.dtype) -> None:
+    """Of no position, of one whose digits are whole, and of several, whose digits are mixed."""
+    base = 32 if dtype == torch.float32 else 4
+    whole = np.array([[0.0, 0.0], [1.0, 2.0], [1.0, 1.0], [1.0, 1.0]])
+    low = np.array([[0.0, 0.0], [3.0, 6.0], [1.0, 2.0], [3.001, 3.0]])
+    high = np.array([[0.0, 0.0], [2.0, 4.0], [0.0, 0.0], [0.0, 0.0]])
+    found = _decoded(np.stack([whole, low, high]), torch.zeros(4, dtype=dtype))
+    assert found.tolist() == [-1, 3 + 2 * base, SEVERAL, 3]

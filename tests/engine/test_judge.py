@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from normscope.engine.batch import Batch
-from normscope.engine.judge import BOUNDS, TF32, bound_of, check_masks, judge, judge_shares
+from normscope.engine.judge import (
+    BOUNDS,
+    TF32,
+    bound_of,
+    check_masks,
+    judge,
+    judge_shares,
+    share_bound,
+)
 from normscope.errors import ExactnessError, InputError
 from normscope.models.architectures import tiny_inputs, tiny_model
 
@@ -65,6 +73,17 @@ def test_advice_for_an_overflow_is_a_dtype_with_a_larger_range(
         judged(batch, [[np.inf, 0.0, 0.0]], [{dtype}])
     with pytest.raises(InputError, match=advice.partition("\\. ")[2]):
         judge_shares("Model", np.array([[np.nan]]), {dtype}, difference=False, explain_gap=str)
+
+
+def test_shares_of_a_difference_may_be_as_small_as_the_rounding_of_two_outputs() -> None:
+    for dtype in (torch.float64, torch.float32, torch.float16):
+        bound = share_bound({dtype}, difference=False)
+        wider = share_bound({dtype}, difference=True)
+        assert wider == min(10 * bound, 0.1)
+        gaps = np.array([[0.0], [3 * bound]])
+        judge_shares("Model", gaps, {dtype}, difference=True, explain_gap=str)
+        with pytest.raises(ExactnessError, match=r"row 1: .*; the matrix\. The numbers"):
+            judge_shares("M", gaps, {dtype}, difference=False, explain_gap=lambda: "the matrix")
 
 
 def test_bounds_follow_the_coarsest_dtype() -> None:

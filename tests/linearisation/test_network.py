@@ -302,7 +302,74 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "erf": lambda x: x * torch.erf(x),
     "cosine": lambda x: torch.cos(x) * x,
     "attention": lambda x: functional.scaled_dot_product_attention(x, 2 * x, x),
+    "scores in a mask": lambda x: functional.scaled_dot_product_attention(
+        x, 2 * x, x, attn_mask=x @ _SQUARE @ x.mT / 9
+    ),
+    "triangular system": lambda x: torch.linalg.solve_triangular(_system(x), x, upper=False),
+    "unit triangular system": lambda x: torch.linalg.solve_triangular(
+        _system(x), x, upper=True, unitriangular=True
+    ),
+    "system from the right": lambda x: (
+        torch.linalg.solve_triangular(_system(x), x.mT, upper=True, left=False).mT
+    ),
+    "constant system": lambda x: torch.linalg.solve_triangular(_SQUARE[:3, :3] + 3, x, upper=False),
+    "constant places": lambda x: _sampled(x, torch.zeros_like(x)),
+    "mean squares": lambda x: x * functional.mse_loss(x, 2 + x @ _SQUARE, reduction="none"),
+    "arc cosine": lambda x: x * torch.acos(torch.tanh(x)),
+    "distances": lambda x: x * torch.cdist(x, _SQUARE),
+    "activation changed in place": lambda x: functional.silu(x * 1).mul_(2).add_(x),
+    "einsum changed in place": lambda x: torch.einsum("btd,de->bet", x, _SQUARE).add_(1).mT,
+    "without gradients": lambda x: torch.cat([x[..., :4], _without_gradients(x[..., 4:])], -1),
+    "an autograd function": lambda x: _Swish.apply(x),
+    "an autograd function with a context": lambda x: _Half.apply(x),
 }
+
+
+def _system(x: Tensor) -> Tensor:
+    """Return a triangular system, full above or below, which is not read."""
+    return x @ x.mT / 4 + 3 * torch.eye(x.shape[1], dtype=x.dtype)
+
+
+def _sampled(x: Tensor, places: Tensor) -> Tensor:
+    """Sample states, laid out as maps of one channel, at places (row, position, 2 · 4)."""
+    grid = torch.tanh(places).unflatten(-1, (4, 2))
+    value = functional.grid_sample(x[:, None], grid, align_corners=False)
+    return torch.cat([value[:, 0], x[..., :4]], -1)
+
+
+def _without_gradients(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return 2 * x
+
+
+class _Swish(torch.autograd.Function):
+    """A function with a derivative of its own, which is no rule."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.mark_non_differentiable()
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        raise AssertionError("the derivative was asked for")
+
+
+class _Half(torch.autograd.Function):
+    """A function in the form in which its context is set up apart."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.square() / 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        raise AssertionError("the derivative was asked for")
 
 
 def _set_here(x: Tensor) -> Tensor:
@@ -343,6 +410,67 @@ def test_choices_by_value(name: str) -> None:
         assert worst_gap(explain_own(Own(CHOICES[name]), method)) < 1e-12
     with pytest.raises(UnsupportedModelError, match=f"Own chooses by {name}"):
         explain_own(Own(CHOICES[name]), "secant")
+
+
+@pytest.mark.parametrize("method", ["frozen", "attn_lrp", "input_x_gradient"])
+def test_maps_sampled_at_places_that_depend_on_the_input(method: str) -> None:
+    model = Own(lambda x: _sampled(x, x @ _SQUARE))
+    assert worst_gap(explain_own(model, method)) < 1e-12
+    with pytest.raises(UnsupportedModelError, match="at places that it computes"):
+        explain_own(model, "secant")
+
+
+def _substituted(x: Tensor) -> Tensor:
+    """Solve a triangular system, held, one equation after another."""
+    system, rows = _system(x).detach(), list[Tensor]()
+    for i in range(x.shape[1]):
+        rest = x[:, i]
+        for j, known in enumerate(rows):
+            rest = rest - system[:, i, j, None] * known
+        rows.append(rest / system[:, i, i, None])
+    return torch.stack(rows, 1)
+
+
+def _interpolated(x: Tensor) -> Tensor:
+    """Sample maps at held places, each the mean of its four neighbours, weighted by hand."""
+    grid = torch.tanh(x @ _SQUARE).detach().unflatten(-1, (4, 2))
+    height, width = x.shape[1:]
+    across, down = (((grid[..., at] + 1) * size - 1) / 2 for at, size in ((0, width), (1, height)))
+    rows = []
+    for row in range(len(x)):
+        sampled = torch.zeros_like(across[row])
+        for i in range(height):
+            for j in range(width):
+                near = (1 - (across[row] - j).abs()).clamp(0) * (1 - (down[row] - i).abs()).clamp(0)
+                sampled = sampled + near * x[row, i, j]
+        rows.append(sampled)
+    return torch.cat([torch.stack(rows), x[..., :4]], -1)
+
+
+@pytest.mark.parametrize(
+    ("function", "slow"),
+    [
+        (FUNCTIONS["triangular system"], _substituted),
+        (lambda x: _sampled(x, x @ _SQUARE), _interpolated),
+        (
+            FUNCTIONS["scores in a mask"],
+            lambda x: (
+                torch.softmax(2 * x @ x.mT / 8**0.5 + x @ _SQUARE @ x.mT / 9, -1).detach() @ x
+            ),
+        ),
+        (FUNCTIONS["an autograd function"], functional.silu),
+        (lambda x: torch.cat([x[..., :4], _without_gradients(x[..., 4:])], -1),
+         lambda x: torch.cat([x[..., :4], 2 * x[..., 4:]], -1)),
+    ],
+)  # fmt: skip
+def test_what_is_held_is_what_the_equations_say(
+    function: Callable[[Tensor], Tensor], slow: Callable[[Tensor], Tensor]
+) -> None:
+    result, expected = explain_own(Own(function), "frozen"), explain_own(Own(slow), "frozen")
+    np.testing.assert_allclose(result.value, expected.value, rtol=1e-12)
+    np.testing.assert_allclose(result.bias, expected.bias, rtol=1e-11)
+    for source, other in zip(result.sources, expected.sources, strict=True):
+        np.testing.assert_allclose(source.shares, other.shares, rtol=1e-10, atol=1e-13)
 
 
 def test_an_output_that_is_held_as_a_whole() -> None:

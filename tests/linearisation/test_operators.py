@@ -17,6 +17,7 @@ from normscope.linearisation.operators import (
     Bilinear,
     ElementwiseProduct,
     HeldNorm,
+    LinearMap,
     Operator,
     Origin,
     Slope,
@@ -31,6 +32,7 @@ from normscope.linearisation.secants import (
     SecantSlope,
     SecantSoftmax,
 )
+from normscope.linearisation.solving import SecantSolve
 
 
 def noise(*shape: int, seed: int = 0) -> Tensor:
@@ -47,6 +49,15 @@ def norm_of(kind: type[HeldNorm], centred: bool) -> HeldNorm:
     return kind(function, scale, lambda x: x, 1e-5, centred)
 
 
+def _solver(upper: bool, left: bool, unit: bool) -> SecantSolve:
+    def solve(a: Tensor, b: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(a, b, upper=upper, left=left, unitriangular=unit)
+
+    return SecantSolve(solve, upper, left, unit)
+
+
+_MASK = noise(4, 3, 5, 5, seed=3) + 0.1  # what the test below draws as the fourth state
+_ALL_HEADS = noise(4, 1, 5, 5, seed=3) + 0.1
 CAUSAL = Call(None, causal=True, scale=None)
 SDPA = functional.scaled_dot_product_attention
 SHAPE = (4, 3, 5, 6)  # two pairs of rows
@@ -73,6 +84,27 @@ OPERATORS: dict[str, tuple[Callable[[], Operator], list[tuple[int, ...]], bool]]
     "attention": (
         lambda: SecantAttention(partial(SDPA, is_causal=True), CAUSAL), [SHAPE, SHAPE, SHAPE], True,
     ),
+    "attention with scores in its mask": (
+        lambda: SecantAttention(SDPA, Call(_MASK, causal=False, scale=None)),
+        [SHAPE, SHAPE, SHAPE, (4, 3, 5, 5)],
+        True,
+    ),
+    "attention with scores of all heads": (
+        lambda: SecantAttention(SDPA, Call(_ALL_HEADS, causal=False, scale=None)),
+        [SHAPE, SHAPE, SHAPE, (4, 1, 5, 5)],
+        True,
+    ),
+    "linear": (lambda: LinearMap(partial(torch.matmul, noise(4, 5, seed=8))), [SHAPE], False),
+    **{
+        f"triangular system, upper {upper}, left {left}, unit {unit}": (
+            partial(_solver, upper, left, unit),
+            [(4, 3, 5, 5), SHAPE if left else (4, 3, 6, 5)],
+            True,
+        )
+        for upper in (True, False)
+        for left in (True, False)
+        for unit in (True, False)
+    },
     "grouped attention": (
         lambda: SecantAttention(partial(SDPA, is_causal=True, enable_gqa=True), CAUSAL),
         [SHAPE, (4, 1, 5, 6), (4, 1, 5, 6)],
@@ -98,7 +130,7 @@ def test_maps_pass_on_the_value_and_are_transposed(name: str) -> None:
         g[half:] = 0
     pulled = operator.pull(saved, g)
     back = sum((c * p).sum() for c, p in zip(components, pulled, strict=True) if p is not None)
-    assert float(back) == pytest.approx(float((pushed * g).sum()), abs=1e-11)
+    assert float(back) == pytest.approx(float((pushed * g).sum()), rel=1e-12, abs=1e-11)
 
 
 def _difference(pairs: Tensor) -> Tensor:

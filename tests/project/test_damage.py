@@ -137,6 +137,18 @@ def test_the_page_has_the_sums_of_the_record() -> None:
     assert page == record.with_table(page), "run: python -m tests.deep.record"
 
 
+def test_the_promises_have_the_counts_of_the_record(tmp_path: Path) -> None:
+    page = record.PROMISES.read_text(encoding="utf-8")
+    assert "| kills: " in page
+    assert page == record.with_counts(page), "run: python -m tests.deep.record"
+    path = tmp_path / "runs.jsonl"
+    record.append("kills", 1, {"a": 1_234}, 0, path)
+    assert (
+        record.with_counts("| t | kills |\n| t | kills: 9 |\n", path)
+        == "| t | kills: 1,234 |\n" * 2
+    )
+
+
 def test_slices_run_tests_that_exist() -> None:
     assert set(TESTS) < set(record.KINDS)
     for paths in TESTS.values():

@@ -57,6 +57,10 @@ class RowShares:
     trace: Trace | None = None
 
 
+class NoSourcesError(UnsupportedModelError):
+    """A model in which nothing is met that could have a share."""
+
+
 def axes_of(shape: Sequence[int], rows: int) -> Axes:
     """Return where the rows of a batch are in an array (…, position), going by its shape."""
     if rows == 1:
@@ -92,11 +96,18 @@ class Account:
                 f"shape {tuple(values.shape)}; return the numbers that are to be explained as "
                 f"(row, number), here ({rows}, 1) or more"
             )
+        if not network.sources:
+            raise NoSourcesError(
+                f"{network.structure.kind} embeds no ids, has no list of layers, and was given no "
+                "floating-point numbers, so there is nothing that shares of its output could be "
+                "of; explain a part of it that has one of these"
+            )
         if not values.requires_grad:
             raise UnsupportedModelError(
                 f"this output of {network.structure.kind} depends on its inputs only through what "
                 f'the method "{network.rules.name}" holds fixed (attention weights, the scales of '
-                "norms, gates), or not at all, so nothing of it has a share"
+                "norms, gates, codes, and other choices among entries), or not at all, so nothing "
+                "of it has a share; explain an output that comes before these"
             )
         self.network, self.values = network, values
         self.rows = network.explained_rows
@@ -148,7 +159,9 @@ class Account:
 
     @staticmethod
     def _at(
-        shares: dict[Place, Tensor], place: Place, passes: Sequence[tuple[dict[Place, Tensor], object]]
+        shares: dict[Place, Tensor],
+        place: Place,
+        passes: Sequence[tuple[dict[Place, Tensor], object]],
     ) -> Tensor:
         if place in shares:
             return shares[place]
@@ -214,7 +227,8 @@ class Account:
             if grad is not None:
                 place = (source.stack, source.part)
                 parts[place, number] = self._products(source.leaf.detach(), grad)
-        parts.update(ledger.positions)
+        for key, constants in ledger.positions.items():
+            parts[key] = constants
         return {key: products.to(self.values.device) for key, products in parts.items()}
 
     def _products(self, leaf: Tensor, grad: Tensor) -> Tensor:

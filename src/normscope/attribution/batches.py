@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from normscope.attribution.account import RowShares
 from normscope.attribution.answers import (
     CallerValue,
     ChoiceValue,
@@ -30,7 +31,6 @@ from normscope.attribution.heads import (
     writes,
 )
 from normscope.attribution.options import SECANT, AttributionOptions
-from normscope.attribution.account import RowShares
 from normscope.attribution.passes import explain
 from normscope.attribution.rows import AskedRow
 from normscope.engine.batches import by_length, halves

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normscope.errors import UnsupportedModelError
 from normscope.foundation.interrupts import shielded
 from normscope.linearisation import functions
 from normscope.linearisation.network import Network
 from normscope.linearisation.operators import inner
+from normscope.models.failures import first_line
 
+_FOLDERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 TOLERANCE = 1e-3
 
 
@@ -34,6 +39,18 @@ def diagnose(network: Network, forward: Callable[[Network], Tensor]) -> str:
         "every torch function that the model calls passes them on, so either something that is not "
         "a torch function (an autograd function or a kernel of its own, detached states) does not, "
         "or the gap is rounding, which float64 (model.double()) would show"
+    )
+
+
+def failure(kind: str, error: Exception) -> UnsupportedModelError:
+    """Describe an error that a model raises as a linearised network, and not by itself."""
+    walked = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in walked if not f.filename.startswith(_FOLDERS)]
+    place = f" in {frames[-1].name} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"
+    return UnsupportedModelError(
+        f"{kind} does{place if frames else ''} what cannot be replaced by linear maps: "
+        f"{type(error).__name__}: {first_line(error)}. Explain a part of the model without it, or "
+        "use normscope.analyze, which looks at single layers"
     )
 
 
@@ -110,7 +127,7 @@ class _CheckedNetwork(Network):
             return 0.0
         generator = torch.Generator().manual_seed(0)
         g = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
-        if self.rules.difference:
+        if self.rules.difference and g.dim():
             g[len(g) // 2 :] = 0
         grads = torch.autograd.grad(value, leaves, g, allow_unused=True)
         parts = [
@@ -126,8 +143,12 @@ class _CheckedNetwork(Network):
         return gap if gap == gap else 0.0
 
     def _change(self, values: Tensor) -> Tensor:
+        if not self.rules.difference or not values.dim():
+            return values
         half = len(values) // 2
-        return values[:half] - values[half:] if self.rules.difference else values
+        return values[:half] - values[half:]
 
     def _first(self, cotangent: Tensor) -> Tensor:
-        return cotangent[: len(cotangent) // 2] if self.rules.difference else cotangent
+        if not self.rules.difference or not cotangent.dim():
+            return cotangent
+        return cotangent[: len(cotangent) // 2]

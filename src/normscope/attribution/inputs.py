@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from normscope.attribution.account import RowShares
 from normscope.attribution.answers import (
     CallerValue,
     ChoiceValue,
@@ -40,7 +41,6 @@ from normscope.attribution.heads import (
 )
 from normscope.attribution.labels import label_terms
 from normscope.attribution.options import MEAN, SECANT, ZERO, AttributionOptions, Question
-from normscope.attribution.account import RowShares
 from normscope.attribution.passes import explain
 from normscope.attribution.reading import join_tokens, spoken
 from normscope.attribution.rows import position_in

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,25 +15,26 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
 
-from normscope.attribution.account import Account, Axes, RowShares, axes_of, by_row
-from normscope.attribution.diagnosis import diagnose
+from normscope.attribution.account import Account, Axes, NoSourcesError, RowShares
+from normscope.attribution.diagnosis import diagnose, failure
 from normscope.attribution.recomputation import recomputed, worth_recomputing
 from normscope.capture.active import ACTIVE
 from normscope.capture.layers import layers_of
 from normscope.engine.given import row_count
 from normscope.engine.judge import judge_shares, share_bound
-from normscope.errors import InputError, UnsupportedModelError
+from normscope.errors import InputError, NormscopeError
 from normscope.foundation.interrupts import shielded
+from normscope.linearisation.custom_functions import taken_apart
 from normscope.linearisation.network import Network, Source, networks_kept, running
-from normscope.linearisation.operators import inner
 from normscope.linearisation.rules import Rules
 from normscope.linearisation.running import (
+    copies_saved,
     dual_level,
     refuse_without_gradients,
     visible_attention,
 )
 from normscope.linearisation.structure import structure_of
-from normscope.linearisation.trace import Trace, Tracer
+from normscope.linearisation.trace import Tracer
 from normscope.models.completeness import made_up, refuse_made_up
 from normscope.models.left_padding import refuse_nan_of_padding, rows_padded_left
 from normscope.models.running import accepted_by, evaluating
@@ -80,12 +81,15 @@ def explain(
     if rules.difference:
         inputs = _pairs(inputs, baseline_inputs or {})
     setup = _Setup(model, inputs, value, rules, trace)
-    with setup.prepared():
+    with setup.prepared(), setup.named_failures():
         refuse_made_up(model, setup.made_up(), "this output")
         if setup.padded_left:
             refuse_nan_of_padding(model, inputs, setup.plain())
         again = worth_recomputing(model, inputs) if recompute == "auto" else bool(recompute)
         try:
+            shares, account = setup.shares(again)
+        except NoSourcesError:
+            setup = replace(setup, from_inputs=True)
             shares, account = setup.shares(again)
         except torch.OutOfMemoryError:
             if again or recompute != "auto":
@@ -94,9 +98,7 @@ def explain(
             again = True
             shares, account = setup.shares(again)
         dtypes = account.network.dtypes
-        if setup.rows > 1 and not setup.gaps(shares).max() <= share_bound(
-            dtypes, rules.difference
-        ):
+        if setup.rows > 1 and not setup.gaps(shares).max() <= share_bound(dtypes, rules.difference):
             # A batch may be laid out in a way that hides whose row a bias belongs to.
             shares, account = setup.shares(again, row_by_row=True)
         judge_shares(
@@ -134,6 +136,13 @@ def _size(sources: Iterable[np.ndarray], bias: np.ndarray) -> np.ndarray:
     return size
 
 
+def _input_source(network: Network, name: str, values: Tensor) -> Tensor:
+    """Make an input a source, whose positions are pixels or samples, channels together."""
+    if values.dim() < 3:
+        return network.source("", name, values.unsqueeze(-1)).squeeze(-1)
+    return network.source("", name, values.movedim(1, -1)).movedim(-1, 1)
+
+
 @dataclass(frozen=True)
 class _Setup:
     """What one call explains, and how."""
@@ -143,6 +152,7 @@ class _Setup:
     value: Explained
     rules: Rules
     trace: bool
+    from_inputs: bool = False  # whether the sources are the model's inputs, such as pixels
 
     @property
     def padded_left(self) -> bool:
@@ -176,6 +186,7 @@ class _Setup:
         """Let a network see the model's modules, also in a backward pass that recomputes them."""
         with ExitStack() as stack:
             stack.enter_context(networks_kept())
+            stack.enter_context(taken_apart(self.model, running))
             stack.enter_context(network.structure.watched(network))
             if network.tracer is not None:
                 for handle in network.tracer.hooks():
@@ -188,8 +199,11 @@ class _Setup:
         """Run the model as a linearised network, and return the scalars."""
         given = self._given(network)  # sources are leaves, made before the mode sees functions
         try:
-            with network:
-                return self.value(self.model(**given))
+            with network, self._same_draws():
+                network.keeps_gradients = True
+                output = self.model(**given)
+                network.keeps_gradients = False
+                return self.value(output)
         finally:
             if network.tracer is not None:
                 network.tracer.finish_forward()
@@ -209,14 +223,30 @@ class _Setup:
                 two = network.structure.two_sided
                 stack = "" if not two else "decoder" if "decoder" in name else "encoder"
                 given[name] = network.source(stack, "word", given[name])
+        if self.from_inputs:
+            for name, t in given.items():
+                if (
+                    isinstance(t, Tensor)
+                    and t.is_floating_point()
+                    and t.dim()
+                    and not t.requires_grad
+                ):
+                    given[name] = _input_source(network, name, t)
         if "use_cache" in accepted_by(self.model):
             given.setdefault("use_cache", False)
         return given
 
     def plain(self) -> Tensor:
         """Run the model itself, and return the scalars."""
-        with torch.no_grad():
+        with torch.no_grad(), self._same_draws():
             return self.value(self.model(**self._accepted()))
+
+    @contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        """Let every pass draw the same random numbers, and leave torch's generators as they are."""
+        devices = {p.device.index for p in self.model.parameters() if p.is_cuda}
+        with torch.random.fork_rng(sorted(devices)):
+            yield
 
     def _accepted(self) -> dict[str, Any]:
         given = dict(self.inputs)
@@ -237,8 +267,28 @@ class _Setup:
         slopes = torch.autograd.grad(values.sum(), [*leaves.values()], allow_unused=True)
         return [name for name, slope in zip(leaves, slopes, strict=True) if slope is not None]
 
+    @contextmanager
+    def named_failures(self) -> Iterator[None]:
+        """Say where a model that runs by itself fails as a linearised network."""
+        try:
+            yield
+        except (NormscopeError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            self.plain()  # raises, where it is the model or the function of its output that fails
+            raise failure(type(self.model).__name__, error) from error
+
     def shares(self, recompute: bool, row_by_row: bool = False) -> tuple[RowShares, Account]:
         """Run forward, and back for every step."""
+        try:
+            return self._shares(recompute, row_by_row)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+        with copies_saved():  # the model writes into states that a backward pass needs
+            return self._shares(recompute, row_by_row)
+
+    def _shares(self, recompute: bool, row_by_row: bool) -> tuple[RowShares, Account]:
         network = self.network()
         network.ledger.unresolved = row_by_row
         if self.trace:

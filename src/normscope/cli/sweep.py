@@ -241,7 +241,7 @@ def _precision(model: Any) -> Any:
 def one_entry(inputs: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return a function from a model's output to one of its numbers for each row.
 
-    Where an output has positions, that is a number of the last real one.
+    Where an output has positions, that is a number of the last real one; else the largest.
     """
     mask = inputs.get("decoder_attention_mask", inputs.get("attention_mask"))
     rows = len(next(iter(inputs.values())))
@@ -249,11 +249,13 @@ def one_entry(inputs: Mapping[str, Any]) -> Callable[[Any], Any]:
     def entry(output: Any) -> Any:
         states = _in_rows(_states(output), rows)
         if states.dim() != 3:
-            return states.flatten(1)[:, -1:]
+            flat = states.flatten(1)
+            return flat.gather(1, flat.detach().abs().argmax(1, keepdim=True))
         column = min(1, states.shape[-1] - 1)
-        if mask is None or mask.shape != states.shape[:2]:
-            return states[:, -1, column : column + 1]
-        last = mask.cumsum(1).argmax(1)
+        real = (states.detach() != 0).any(-1).long()  # models fill up sequences with zeros
+        if mask is not None and mask.shape == states.shape[:2]:
+            real = real * mask
+        last = real.cumsum(1).argmax(1)
         return states[range(len(states)), last][:, column : column + 1]
 
     return entry
@@ -274,7 +276,7 @@ def _in_rows(states: Any, rows: int) -> Any:
 
 def _states(output: Any) -> Any:
     """Return the first floating-point tensor of an output, one with known names before others."""
-    for name in ("logits", "logits_per_image", "last_hidden_state"):
+    for name in ("logits", "logits_per_image", "last_hidden_state", "audio_values"):
         states: Any = getattr(output, name, None)
         if hasattr(states, "dim"):
             return states.diagonal()[:, None] if name == "logits_per_image" else states

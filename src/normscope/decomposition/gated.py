@@ -29,7 +29,8 @@ class GatedDecomposition(AttentionDecomposition):
         """Note the maps L_1, L_2 L_1, … of which lengths are wanted; no Gram matrix is made."""
         self._chain = [(), *chain]
         own = self.captured.own_vectors(torch.float64) if self.rebuilt else None
-        self._grams = Grams([], self.captured.value.new_zeros(0, 0, 0), own)
+        batch, _, _, keys = self.captured.shape
+        self._grams = Grams([], self.captured.value.new_zeros(batch, 0, keys), own)
         return self._grams
 
     @property

@@ -325,6 +325,13 @@ class LayerView:
         view = LayerView(self.captured, self.layer, self.positions, self.how)
         factored = view.maps([ANCHOR])[ANCHOR].values
         assert factored is not None
+        if factored.shape != replayed.scopes[ANCHOR].lengths.shape:
+            _, _, queries, keys = self.captured.shape
+            raise UnsupportedModelError(
+                f"{self.captured.name} attends from {queries} positions to {keys}, of which some "
+                "are no positions of its layer (a prefix, or states of another stack), so that the "
+                "layer cannot be replayed from its own input alone"
+            )
         mean = factored.mean(dim=-1, keepdim=True)
         size = (factored + mean).clamp_min(TINY)
         gaps = (replayed.scopes[ANCHOR].lengths - factored).abs() / size

@@ -22,6 +22,7 @@ from normscope.decomposition.chain import by_replay, scopes_of
 from normscope.decomposition.maps import ScopeMap
 from normscope.decomposition.scopes import SCOPES
 from normscope.decomposition.stations import LayerStates, Stations, factor_of
+from normscope.errors import NormscopeError, UnsupportedModelError
 from normscope.foundation.interrupts import shielded
 from normscope.foundation.shapes import Float
 from normscope.linearisation.network import networks_kept
@@ -32,6 +33,7 @@ from normscope.linearisation.running import (
     refuse_without_gradients,
 )
 from normscope.linearisation.structure import structure_of
+from normscope.models.failures import first_line
 from normscope.models.inventory import Inventory
 from normscope.models.layouts import Layout, paths_of
 from normscope.models.running import evaluating
@@ -63,7 +65,9 @@ class ReplayedScope:
     ) -> None:
         """Add the components of some keys that follow each other."""
         parts = parts.double()
-        count = max(0, min(len(parts), self.lengths.shape[2] - first))  # other layers have more keys
+        count = max(
+            0, min(len(parts), self.lengths.shape[2] - first)
+        )  # other layers have more keys
         self.lengths[:, :, first : first + count] = parts[:count].norm(dim=-1).permute(1, 2, 0)
         self.total += parts.sum(dim=0)
         for number in range(count if own else 0):
@@ -246,7 +250,18 @@ class Replays:
         with networks_kept(), network.hooked(), dual_level():
             inputs = self._repeated(repeats)
             with network:
-                self.call(inputs)
+                self._call(inputs)
+
+    def _call(self, inputs: Mapping[str, Any]) -> None:
+        try:
+            self.call(inputs)
+        except (NormscopeError, torch.OutOfMemoryError):
+            raise
+        except RuntimeError as error:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} cannot be replayed: its own code fails where its "
+                f"operations are replaced by linear maps ({first_line(error)})"
+            ) from error
 
     def _modules(self, path: str) -> tuple[str, ...]:
         layout = self.layers[path][1]

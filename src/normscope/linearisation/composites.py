@@ -88,12 +88,17 @@ def _vector_norm(x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False
     return x.square().sum(dims, keepdim=keepdim).sqrt()
 
 
+def _distances(x: Tensor, y: Tensor, p: Any = 2.0, *_: Any, **__: Any) -> Tensor:
+    return _vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
 COMPOSITE_SCALES: dict[str, Callable[..., Any]] = {
     "var": _variance,
     "std": lambda *args, **kwargs: _variance(*args, **kwargs).sqrt(),
     "norm": lambda x, p=2, dim=None, keepdim=False, **_: _vector_norm(x, p, dim, keepdim),
     "linalg_vector_norm": _vector_norm,
     "vector_norm": _vector_norm,
+    "cdist": _distances,
 }
 
 
@@ -118,6 +123,22 @@ def _log_softmax(
     return x - torch.logsumexp(x, dim, keepdim=True)
 
 
+def _squared_error(
+    first: Tensor, second: Tensor, *_: Any, reduction: str = "mean", **__: Any
+) -> Tensor:
+    squares = (first - second).square()
+    if reduction == "none":
+        return squares
+    return squares.mean() if reduction == "mean" else squares.sum()
+
+
+# The arguments of nn.MultiheadAttention's function after its output projection, in their order.
+_SEPARATE = (
+    *("training", "key_padding_mask", "need_weights", "attn_mask", "use_separate_proj_weight"),
+    *("q_proj_weight", "k_proj_weight", "v_proj_weight"),
+)
+
+
 def _multi_head(
     query: Tensor,
     key: Tensor,
@@ -131,13 +152,21 @@ def _multi_head(
 ) -> tuple[Tensor, None]:
     """Compute nn.MultiheadAttention, whose inputs are (position, row, hidden)."""
     bias_k, bias_v, add_zero, _, out_weight, out_bias = rest[:6]
-    if bias_k is not None or bias_v is not None or add_zero or weight is None:
+    if bias_k is not None or bias_v is not None or add_zero:
         raise UnsupportedModelError("nn.MultiheadAttention with extra keys has no rule")
+    for name, given in zip(_SEPARATE, rest[6:], strict=False):
+        options.setdefault(name, given)
+    if options.get("use_separate_proj_weight"):
+        weights = [options[f"{name}_proj_weight"] for name in "qkv"]
+    elif weight is None:
+        raise UnsupportedModelError("nn.MultiheadAttention without weights has no rule")
+    else:
+        weights = [*weight.chunk(3)]
     projected = [
         functional.linear(x, w, b)
         for x, w, b in zip(
             (query, key, value),
-            weight.chunk(3),
+            weights,
             (None,) * 3 if bias is None else bias.chunk(3),
             strict=True,
         )
@@ -145,6 +174,8 @@ def _multi_head(
     batch = query.shape[1]
     q, k, v = (x.reshape(x.shape[0], batch, heads, -1).permute(1, 2, 0, 3) for x in projected)
     mask = options.get("attn_mask")
+    if mask is not None and mask.dim() == 3:  # for each head of each row
+        mask = mask.reshape(batch, heads, *mask.shape[1:])
     padding = options.get("key_padding_mask")
     if padding is not None:
         hidden = padding[:, None, None, :]
@@ -163,5 +194,6 @@ COMPOSITES: dict[str, Callable[..., Any]] = {
     "cosine_similarity": _cosine,
     "glu": _glu,
     "log_softmax": _log_softmax,
+    "mse_loss": _squared_error,
     "multi_head_attention_forward": _multi_head,
 }

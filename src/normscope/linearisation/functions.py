@@ -55,7 +55,7 @@ ACTIVATIONS = _names(
 SCALES = _names(
     """
     sigmoid rsqrt sqrt exp log log2 log1p expm1 reciprocal erf erfc cos sin hardsigmoid exp2
-    sign floor round ceil __rpow__ float_power
+    sign floor round ceil __rpow__ float_power acos arccos asin arcsin atan arctan tan sinc
     """
 )
 SOFTMAX = _names("softmax _softmax")
@@ -63,7 +63,8 @@ SOFTMAX = _names("softmax _softmax")
 STATISTICS = _names(
     """
     var std norm vector_norm linalg_vector_norm linalg_norm logsumexp softmin gumbel_softmax
-    cumprod prod argmax argmin argsort logcumsumexp cummax cummin cdist
+    cumprod prod argmax argmin argsort logcumsumexp cummax cummin
+    cdist
     """
 )
 NORMS = _names("layer_norm rms_norm group_norm")

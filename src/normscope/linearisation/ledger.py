@@ -62,7 +62,9 @@ class Ledger:
             else:
                 total = products.sum(-1)
                 key = place, total.shape
-                self.positions[key] = self.positions[key] + total if key in self.positions else total
+                self.positions[key] = (
+                    self.positions[key] + total if key in self.positions else total
+                )
 
         if self.counting and state.requires_grad:
             state.register_hook(add)

@@ -130,6 +130,8 @@ class Network(LeavableMode):
         self.layers_entered = 0
         # Constants that are added before a stack belong to the one that runs next.
         self._coming = _Coming(self.structure.name(self.structure.next_stack([])))
+        # Whether `torch.no_grad` in a model, which saves memory in training, is without effect.
+        self.keeps_gradients = False
         self.tracer: Tracer | None = None
         self.padded_left = False  # whether queries of padding may have no key
         # Components to push forwards: a function of the stack, the part and the source's value.
@@ -150,8 +152,12 @@ class Network(LeavableMode):
             return value
         if name == "embedding":
             return self._embed(func, args, kwargs)
+        if name == "_set_grad_enabled" and self.keeps_gradients and not args[0]:
+            return None
         args, kwargs, states = _without_parameters(args, kwargs)
         if not states or not torch.is_grad_enabled():
+            if self.pushes:  # nor do constants have components
+                args, kwargs = _without_components(args, kwargs)
             return _carry_weights(args, func(*args, **kwargs))
         if self.rules.difference and name in functions.CHOICES:
             return self._choose(func, args, kwargs)
@@ -559,7 +565,7 @@ class Network(LeavableMode):
     # ---- softmax, norms, attention
 
     def _softmax(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
-        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        dim: Any = kwargs.get("dim", args[1] if len(args) > 1 else None)
         if self.padded_left and dim is not None:
             args = (_with_a_key(args[0], dim, kwargs.get("dtype")), *args[1:])
         softmax = of_first(func, args, kwargs)
@@ -579,6 +585,9 @@ class Network(LeavableMode):
         name = func.__name__
         if self.rules.norm == "held" and not (name == "logsumexp" and self.rules.softmax != "held"):
             return _held(func, args, kwargs)
+        if name == "cdist":  # of which both arguments may be states
+            with self:
+                return COMPOSITE_SCALES[name](*args, **kwargs)
         if self.rules.norm != "secant":
             return self.tangent(of_first(func, args, kwargs), (args[0],))
         if name == "logsumexp":
@@ -670,8 +679,13 @@ def _call_with(
 
 def _held(func: Any, args: Arguments, kwargs: Keywords) -> Any:
     """Compute a value as a constant, without components either."""
+    args, kwargs = _without_components(args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _without_components(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
     args = tuple(_map(argument, Tensor.detach) for argument in args)
-    return func(*args, **{name: _map(a, Tensor.detach) for name, a in kwargs.items()})
+    return args, {name: _map(a, Tensor.detach) for name, a in kwargs.items()}
 
 
 def _without_parameters(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords, bool]:

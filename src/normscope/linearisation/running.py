@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import saved_tensors_hooks
 
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.foundation.interrupts import shielded
@@ -18,6 +20,18 @@ _EXPERTS = "_experts_implementation_internal"
 def dual_level() -> Iterator[None]:
     """Differentiate forwards inside the context."""
     with forward_ad.dual_level():
+        yield
+
+
+@shielded
+def copies_saved() -> Iterator[None]:
+    """Keep copies of what a backward pass needs, for models that change their states in place."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            return tensor.detach().clone()
+
+    with saved_tensors_hooks(copy, lambda tensor: tensor):
         yield
 
 
