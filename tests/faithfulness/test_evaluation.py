@@ -34,7 +34,7 @@ def probabilities(model: Any, ids: list[int], hide: Any = (), zero: Any = ()) ->
     table = model.get_input_embeddings()
     embedded = table(torch.tensor([ids])).clone()
     embedded[0, list(zero)] = 0
-    causal = type(model).__name__.endswith("LMHeadModel")
+    causal = type(model).__name__.endswith(("LMHeadModel", "ForCausalLM"))
     places = {"position_ids": torch.arange(len(ids))[None]} if causal else {}
     with torch.no_grad():
         logits = model(inputs_embeds=embedded, attention_mask=mask, **places).logits
@@ -85,6 +85,7 @@ def slow(model: Any, ids: list[int], special: Any, scores: Any, kind: str) -> di
     [
         *(("classifier", kind) for kind in ("mask", "pad", "delete", "zero", "attention")),
         *(("language model", kind) for kind in ("pad", "delete", "zero", "attention")),
+        ("opt", "attention"),  # numbers positions by the mask, if it is not told them
         ("roberta", "delete"),
         ("llama", "zero"),
     ],
@@ -93,11 +94,12 @@ def test_every_figure_against_loops(name: str, kind: str) -> None:
     models = {
         "classifier": classifier,
         "language model": language_model,
+        "opt": lambda: tiny_head("opt", "OPTForCausalLM"),
         "roberta": lambda: tiny_head("roberta", "RobertaForSequenceClassification"),
         "llama": lambda: tiny_head("llama", "LlamaForSequenceClassification"),
     }
     model = models[name]()
-    causal = name == "language model"
+    causal = name in ("language model", "opt")
     tok = tokenizer(pair=False) if causal or name != "classifier" else TOK
     methods = ("frozen", "attn_lrp")
     how: dict[str, Any] = {"metrics": METRICS, "replacement": kind, "resamples": 0}

@@ -36,9 +36,8 @@ class MethodFigures:
         settings: the conventions of each metric, and the methods.
         signature: how the numbers were computed, in one line.
         problems: why texts were left out, one line for each.
-        resamples: bootstrap resamples of the texts for the intervals; 0 for no intervals.
-        confidence: the share of the resamples within an interval.
-        seed: the seed of the resampling.
+        sampling: bootstrap resamples of the texts for the intervals (0 for no intervals), the share
+            of the resamples within an interval, and the seed of the resampling.
     """
 
     def __init__(
