@@ -50,7 +50,7 @@ class Tower(nn.Module):
         self.layers = nn.ModuleList([Layer(), Layer()])
         generator = torch.Generator().manual_seed(0)
         for parameter in self.parameters():
-            parameter.data = torch.randn(parameter.shape, generator=generator).double()
+            parameter.data = torch.randn(parameter.shape, generator=generator).double() / 3
 
     def forward(self, grid: Tensor, patches: Tensor) -> Tensor:
         states = self.embed(patches)[self.order]

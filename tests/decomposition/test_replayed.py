@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 
 import normscope
 from normscope.capture.layers import LayerCapture, capture_layers
+from normscope.capture.wiring import Reading
 from normscope.decomposition.chain import scopes_of
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.replayed import ReplayedLayer, Replays, Run
@@ -220,9 +220,9 @@ def test_layers_of_unknown_wiring(name: str, monkeypatch: pytest.MonkeyPatch) ->
     model, inputs = tiny_model(name), tiny_inputs(name)
     with FullPrecision():
         factored = normscope.analyze_inputs(model, inputs, maps=["attn_n", "whole_layer"])
-        for module in ("capture.layers", "decomposition.available", "decomposition.replayed"):
-            place = importlib.import_module(f"normscope.{module}")
-            monkeypatch.setattr(place, "layers_of", lambda _: {})
+        for what in ("layout", "partial"):
+            monkeypatch.setattr(Reading, what, lambda self: None)
+        model = tiny_model(name)  # of which no layout is known yet
         unknown = normscope.analyze_inputs(model, inputs, maps=["attn_n", "whole_layer"])
         with pytest.raises(UnsupportedModelError):
             normscope.analyze_inputs(model, inputs, maps=["attn_res_n", "whole_layer"])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from normscope.capture import AttentionMode, Capture, capture
-from normscope.capture.active import recomputing
+from normscope.capture.active import ACTIVE, recomputing
 from normscope.capture.wiring import Seen, Sighting, layer_elements
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache
@@ -202,6 +202,8 @@ class _Known:
 
     def look(self, model: Any, inputs: Mapping[str, Any] | None) -> None:
         """Run the model on a few random inputs; then, if parts did not run, on those given."""
+        if any(recorder.emitting for recorder in ACTIVE.get()):
+            return  # a pass of the model is under way
         if not self.tried:
             self.tried.add(frozenset())
             try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +22,7 @@ from normscope.foundation.interrupts import shielded
 
 _OTHERS = ("torch.", "normscope.")  # their functions are derivatives that are meant as such
 _LOCK = threading.Lock()
-_USERS = [0]
-_APPLY: Any = torch.autograd.Function.__dict__["apply"]
+_USERS: Counter[Any] = Counter()  # of the classes and scripts that are replaced
 
 
 class _Context:
@@ -42,36 +42,48 @@ def taken_apart(model: nn.Module, active: Callable[[], Any]) -> Iterator[None]:
     """Run functions of a model's own as what they consist of, in threads that are active.
 
     Args:
-        model: the model, in whose Python modules compiled functions are replaced.
+        model: the model, in whose Python modules such functions are replaced.
         active: returns whether a linearised network runs in the thread that asks.
     """
-    scripts = list(_scripts(model))
     with _LOCK:
-        for names, name, script in scripts:
-            names[name] = functools.partial(_unscripted, active, script)
-        _USERS[0] += 1
-        if _USERS[0] == 1:
-            apply = functools.partial(_applied, active)
-            torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]
+        found = list(_functions(model))
+        for names, name, value in found:
+            _USERS[value] += 1
+            if isinstance(value, type):
+                value.apply = classmethod(functools.partial(_applied, active))  # type: ignore[attr-defined]
+            else:
+                names[name] = functools.partial(_unscripted, active, value)
     try:
         yield
     finally:
         with _LOCK:
-            for names, name, script in scripts:
-                names[name] = script
-            _USERS[0] -= 1
-            if not _USERS[0]:
-                torch.autograd.Function.apply = _APPLY  # type: ignore[method-assign]
+            for names, name, value in found:
+                _USERS[value] -= 1
+                if _USERS[value]:
+                    continue
+                if isinstance(value, type):
+                    del value.apply  # type: ignore[attr-defined]
+                else:
+                    names[name] = value
 
 
-def _scripts(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Yield the compiled functions of the Python modules that a model's classes are in."""
+def _functions(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Yield autograd functions and compiled ones of the Python modules of a model's classes.
+
+    A function that is replaced already is yielded as what it was.
+    """
     for home in {type(module).__module__ for module in model.modules()}:
         names = vars(sys.modules[home]) if home in sys.modules else {}
         for name, value in list(names.items()):
-            compiled = isinstance(value, torch.jit.ScriptFunction)
-            if compiled and hasattr(value, "_torchdynamo_inline"):
-                yield names, name, value
+            if isinstance(value, functools.partial) and value.func is _unscripted:
+                yield names, name, value.args[1]
+            elif isinstance(value, torch.jit.ScriptFunction):
+                if hasattr(value, "_torchdynamo_inline"):
+                    yield names, name, value
+            elif isinstance(value, type) and issubclass(value, torch.autograd.Function):
+                own = not f"{value.__module__}.".startswith(_OTHERS)
+                if own and ("apply" not in vars(value) or value in _USERS):
+                    yield names, name, value
 
 
 def _unscripted(active: Callable[[], Any], script: Any, *args: Any, **kwargs: Any) -> Any:
@@ -79,8 +91,8 @@ def _unscripted(active: Callable[[], Any], script: Any, *args: Any, **kwargs: An
 
 
 def _applied(active: Callable[[], Any], cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if not active() or f"{cls.__module__}.".startswith(_OTHERS):
-        return _APPLY.__get__(None, cls)(*args, **kwargs)
+    if not active():
+        return torch.autograd.Function.apply.__func__(cls, *args, **kwargs)  # type: ignore[attr-defined]
     if cls.setup_context is not torch.autograd.Function.setup_context:
         return cls.forward(*args, **kwargs)
     return cls.forward(_Context(len(args)), *args, **kwargs)

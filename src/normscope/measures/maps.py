@@ -412,6 +412,9 @@ def _count_rows(batch: Batch, parts: Mapping[str, Observed]) -> int:
     """
     counts = {name: len(observed.queries) for name, observed in parts.items()}
     count = next(iter(counts.values())) if batch.seen is None else row_count(batch.host)
+    ids = batch.host.get("input_ids")
+    if isinstance(ids, Tensor) and ids.dim() == 3:  # choices are rows of their own
+        count = ids.shape[:2].numel()
     if any(n % count for n in counts.values()) or (
         batch.seen is None and len({*counts.values()}) > 1
     ):

@@ -190,7 +190,7 @@ def affine_maps(
         if inputs is not None:
             raise
         raise InputError(
-            f"{type(model).__name__} does not run on random token ids alone; give the model's own "
+            f"{type(model).__name__} does not run on random inputs; give the model's own "
             "keyword arguments as inputs="
         ) from problem
     return _choose(model, by_stack, stack, kind)
@@ -240,7 +240,8 @@ def layernorm_scale(
     Give a tokenizer and a text, or several; or ``inputs``, as for the model itself.
     """
     _check_model(model)
-    ready = _ready(model, tokenizer, text, inputs)
+    ready = _on_device(model, _ready(model, tokenizer, text, inputs))
+    layers_of(model, ready)  # their layouts are read from a pass, which cannot begin in another
     by_stack: dict[tuple[str, str], list[tuple[float, float, str, str]]] = {}
 
     def read(view: LayerView) -> None:
@@ -300,9 +301,12 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], read: Callable[[LayerView]
         if view.captured.step == 0:  # a stack that runs again has the same weights
             read(view)
 
+    look(model, _on_device(model, inputs), first_step)
+
+
+def _on_device(model: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
     device = next(model.parameters()).device
-    inputs = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
-    look(model, inputs, first_step)
+    return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in inputs.items()}
 
 
 def _value_projection(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from normscope.capture.layers import layers_of
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.measures.statistics import NAMES, Measurer, Row, StatisticSettings, choose
 from normscope.models.architectures import tiny_model
@@ -20,6 +21,7 @@ ROWS = corpus()
 
 def test_the_model_reads_masks() -> None:
     model, read = bert(), []
+    layers_of(model)  # whose layouts are read from a pass
     model.register_forward_pre_hook(
         lambda m, a, k: read.append(k["input_ids"].numpy()), with_kwargs=True
     )
