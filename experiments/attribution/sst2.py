@@ -44,11 +44,12 @@ from experiments.attribution.faithfulness import (
     interval,
     summary,
 )
-from experiments.attribution.finetune import accuracy, finetune, padded, read_split, token_ids
+from experiments.attribution.finetune import finetune
 from experiments.attribution.yardsticks import gradient, integrated_gradients
 from normscope.attribution.passes import explain
 from normscope.cli.bench_timing import machine
 from normscope.linearisation.rules import rules_of
+from normscope.reproduce.finetune import accuracy, padded, read_split, token_ids
 
 CHUNK = 64  # sentences explained at once
 ROWS = {"cpu": 64, "cuda": 1024}  # changed sentences classified at once

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from normscope.alignment.api import align, translate_align
     from normscope.attribution.api import attribute
     from normscope.attribution.inputs import attribute_inputs
+    from normscope.attribution.methods.table import methods
     from normscope.capture import capture
     from normscope.corpus import corpus
     from normscope.errors import (
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
         NormscopeError,
         UnsupportedModelError,
     )
+    from normscope.faithfulness.api import faithfulness
+    from normscope.faithfulness.comparison import compare
+    from normscope.faithfulness.evidence import evidence
     from normscope.measures.analysis import analyze, analyze_inputs
+    from normscope.measures.rollout import flow, rollout
     from normscope.results.arrays import LabelledArray
     from normscope.results.attribution import Attribution
     from normscope.results.contributions import Contributions, load
@@ -53,8 +58,14 @@ __all__ = [
     "attribute",
     "attribute_inputs",
     "capture",
+    "compare",
     "corpus",
+    "evidence",
+    "faithfulness",
+    "flow",
     "load",
+    "methods",
+    "rollout",
     "translate_align",
     "widget",
 ]
@@ -63,13 +74,18 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("align", "translate_align"), "alignment.api"),
     **dict.fromkeys(("analyze", "analyze_inputs"), "measures.analysis"),
+    **dict.fromkeys(("flow", "rollout"), "measures.rollout"),
     "attribute": "attribution.api",
     "attribute_inputs": "attribution.inputs",
+    "methods": "attribution.methods.table",
     **dict.fromkeys(("Contributions", "load"), "results.contributions"),
     "Attribution": "results.attribution",
     "LabelledArray": "results.arrays",
     "capture": "capture",
+    "compare": "faithfulness.comparison",
     "corpus": "corpus",
+    "evidence": "faithfulness.evidence",
+    "faithfulness": "faithfulness.api",
     "widget": "show.widget",
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "errors"),
 }
@@ -121,7 +137,7 @@ def _real_name(name: str) -> str | None:
 
 
 class _Package(ModuleType):
-    """A package in which the functions ``capture`` and ``corpus`` win over the folders."""
+    """A package with functions that have the names of folders, such as ``corpus``, and win."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name in _HOMES and isinstance(value, ModuleType)):

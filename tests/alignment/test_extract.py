@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import normscope
 from normscope import InputError, UnsupportedModelError, align
 from normscope.alignment.aligner import candidates
 from normscope.alignment.batches import PairBatch, SentencePair, batches
@@ -127,6 +128,33 @@ def test_the_budget_of_tokens_changes_nothing() -> None:
             np.testing.assert_allclose(cut[key], values, **EXACT)
     assert sizes[0] == 15
     assert sizes[0] > sizes[1] > sizes[2] > 1
+
+
+@pytest.mark.parametrize("family", ["marian", "mbart", "t5"])
+def test_alti_plus_equals_the_rollout_of_single_pairs(family: str) -> None:
+    """Batched and in one pass, against the joint rollout of each pair's own maps."""
+    model = model_of(family)
+    pairs = pairs_of(model)
+    made = extracted(model, pairs, "alti_plus", [None])
+    alone = extracted(model, pairs, "alti_encoder", [None])
+    assert len(made) == len(alone) == len(pairs) * LAYERS * 2
+    for row, pair in enumerate(pairs):
+        of = pair.source.word_of, pair.target.word_of, (pair.source.words, pair.target.words)
+        result = normscope.analyze_inputs(model, inputs_of(pair), maps=["alti"])[0]
+        shares = normscope.rollout(result).cross["rollout_alti"].values
+        encoder = np.linalg.multi_dot(result.encoder["alti"].values[::-1])
+        for layer in range(LAYERS):
+            gained = result.cross["alti"].values[layer][:, :-1] @ encoder
+            for reading in ("awi", "awo"):
+                for found, pieces in ((made, shares[layer]), (alone, gained)):
+                    expected = slow.words(pieces, *of, reading)
+                    np.testing.assert_allclose(
+                        found[row, Choice(layer, None, reading)], expected, rtol=1e-6, atol=1e-9
+                    )
+    aligned = align(SOURCE, TARGET, model, tokenizer(pair=False), map="alti_plus", combine=1)
+    assert aligned.choices[0].head is None
+    with pytest.raises(InputError, match="alti_plus has no single heads"):
+        align(SOURCE, TARGET, model, tokenizer(pair=False), map="alti_plus", head=1)
 
 
 @pytest.mark.parametrize("family", ["marian", "bart", "fsmt"])

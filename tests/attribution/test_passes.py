@@ -52,9 +52,9 @@ pytestmark = pytest.mark.usefixtures("unchecked_types")
 TOLERANCE = 1e-12
 
 CASES = [
-    *(("bert", method, "half") for method in ("frozen", "secant", "attn_lrp", "input_x_gradient")),
+    *(("bert", method, "half") for method in RULES),
     *(("llama", "frozen", gate) for gate in ("half", "gate", "up", "ig")),
-    *(("llama", method, "half") for method in ("secant", "attn_lrp", "input_x_gradient")),
+    *(("llama", method, "half") for method in RULES if method != "frozen"),
 ]
 
 
@@ -459,13 +459,13 @@ def test_other_threads_are_not_disturbed(recompute: bool, monkeypatch: pytest.Mo
             thread.join()
 
     runs: list[Any] = []
-    once = passes._Setup.shares
+    once = passes.Setup.shares
 
     def counted(self: Any, *args: Any, **options: Any) -> Any:
         runs.append(options)
         return once(self, *args, **options)
 
-    monkeypatch.setattr(passes._Setup, "shares", counted)
+    monkeypatch.setattr(passes.Setup, "shares", counted)
     handle = model.model.layers[1].register_forward_hook(in_the_middle)
     result = explain(
         model, inputs, last_position(inputs), rules_of("frozen"), recompute=recompute, trace=True

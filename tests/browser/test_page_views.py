@@ -355,3 +355,14 @@ def test_the_layer_is_named_with_its_range(open_page: Open, width: int) -> None:
     expect(page.get_by_role("slider", name="Layer")).to_have_attribute(
         "aria-valuetext", "layer 4 (0–5)"
     )
+
+
+def test_negative_cells_are_shown_with_their_sign(open_page: Open, tmp_path: Path) -> None:
+    made = pages.signed_result()
+    page = open_page(made, "#view=matrix&layer=1&scale=absolute")
+    expect(page.locator(".ns-panel-head").first).to_contain_text("−")
+    rows = list(csv.DictReader(io.StringIO(saved(page, "CSV", tmp_path).read_text())))
+    found = np.array([float(row["effective"]) for row in rows])
+    values = made["effective"].values[1].ravel()
+    assert np.abs(found - values).max() < np.abs(values).max() / 1000
+    assert (found < 0).sum() > 20

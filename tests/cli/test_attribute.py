@@ -284,7 +284,7 @@ def test_bad_rows_can_be_left_out(lm: str, tmp_path: Path) -> None:
 def test_an_interrupted_run_is_continued(
     lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = importlib.import_module("normscope.corpus.attributions")
+    module = importlib.import_module("normscope.corpus.finished")
     rows = [
         {"text": f"{PROMPT} {word}"}
         for word in ["cat", "dog", "sun", "rain", "moon", "night", "day"]

@@ -31,6 +31,9 @@ BRANCH = ["attn_w", "attn_n", "attn_res_w", "attn_res_n", "atb", "atb_ff", "atb_
           "whole_layer"]  # fmt: skip
 PARALLEL = ["attn_w", "attn_n", "attn_res_w", "attn_res_n", "atb", "atb_ln_ff_res", "whole_layer"]
 SCOPES = {"pre": PRE, "post": POST, "branch": BRANCH, "sandwich": PRE}
+# What every layer has; some need what follows the attention, up to the layer's end.
+ALL = ["effective", "alti", "alti_l2", "globenc", "globenc_ff", "value_zeroing", "flow_routes"]
+TO_THE_END = {"atb_ln", "whole_layer", "globenc", "globenc_ff", "value_zeroing"}
 # What a family has where its norm's place does not say it.
 PARALLEL_FAMILIES = {"gpt_neox", "gptj", "phi", "cohere", "falcon", "falcon (grouped)"}
 # Their maps behind the experts come from replay; see test_replayed.
@@ -47,7 +50,7 @@ def run(name: str, take: Any, **options: Any) -> None:
 def test_scopes_of_every_family(name: str) -> None:
     """Which maps there are follows from the layout, and is what the paper's scopes would be."""
     expected = SCOPES[FAMILIES[name].norm]
-    expected = PARALLEL if name in PARALLEL_FAMILIES else expected
+    expected = [*(PARALLEL if name in PARALLEL_FAMILIES else expected), *ALL]
     for (_, kind), names in available(tiny_model(name)).items():
         two = FAMILIES[name].group == "encoder-decoder"
         follows = not (
@@ -55,7 +58,7 @@ def test_scopes_of_every_family(name: str) -> None:
         )
         decoder_self = not follows and "decoder" in _
         wanted = (
-            [n for n in expected if "_ff" not in n and n not in ("atb_ln", "whole_layer")]
+            [n for n in expected if "_ff" not in n and n not in TO_THE_END]
             if decoder_self
             else expected
         )
@@ -79,12 +82,14 @@ def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
             for scope, made in maps.items():
                 assert made.values is not None
                 seen.add(f"{captured.kind} {scope}")
+                assert gaps[scope].max() < 1e-9, scope
+                assert made.values.min() >= 0 or made.scope.signed
+                extra = captured.kind == "cross" and made.scope.with_residual
+                assert made.values.shape == (batch, queries, keys + extra)
+                if made.scope.related:
+                    continue
                 assert made.gap().max() < 1e-9, scope
                 assert made.at_cells is not None
-                assert gaps[scope].max() < 1e-9, scope
-                assert made.values.min() >= 0
-                extra = captured.kind == "cross" and scope not in ("attn_w", "attn_n")
-                assert made.values.shape == (batch, queries, keys + extra)
                 assert made.mixing_ratio is not None
                 assert made.mixing_ratio.min() >= 0
                 assert made.mixing_ratio.max() <= 1 + 1e-12

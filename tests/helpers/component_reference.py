@@ -53,7 +53,7 @@ class Components:
     """How components pass an operation; `method` and `gate` are those of the package's rules."""
 
     def __init__(self, method: str, gate: str = "half") -> None:
-        self.method, self.gate = method, gate
+        self.method, self.gate = method, "gate" if method == "cp_lrp" else gate
         self.secant = method == "secant"
 
     def close(self, value: Tensor, parts: Tensor) -> State:
@@ -110,7 +110,7 @@ class Components:
         scores = (q.value @ k.value.mT * scale).masked_fill(~mask, -torch.inf)
         alpha = torch.softmax(scores, -1)
         value = alpha @ v.value
-        if self.method == "frozen":
+        if self.method in ("frozen", "cp_lrp"):
             return self.close(value, alpha[0] @ v.parts)
         if self.secant:
             return State(value, self._secant_attention(q, k, v, scores, scale))

@@ -154,7 +154,24 @@ def decoded(data: dict[str, Any], number: int) -> NDArray[np.float64]:
     cells = planes[0] + (256 * planes[1] if len(planes) == 2 else 0)
     leading = slab["shape"][: len(slab["shape"]) - (1 if len(slab["shape"]) == 2 else 2)]
     largest = np.array(slab["largest"]).reshape(*leading, *[1] * (cells.ndim - len(leading)))
-    return np.asarray((cells / slab["levels"]) ** 2 * largest)
+    middle = slab["levels"] // 2 if slab.get("signed") else 0  # the level of zero
+    roots = (cells - middle) / (middle or slab["levels"])
+    return np.asarray(np.sign(roots) * roots**2 * largest)
+
+
+def signed_result() -> Contributions:
+    """A map with negative cells, in which every row has both signs and zeros."""
+    tokens = sentence()
+    values = np.random.default_rng(3).normal(size=(3, len(tokens), len(tokens)))
+    values[:, :, 2] = 0
+    array = LabelledArray(
+        values.astype(np.float32),
+        ("layer", "query", "key"),
+        {"query": tokens, "key": tokens},
+        name="effective",
+        signed=True,
+    )
+    return Contributions({"effective": array}, tokens=tokens)
 
 
 def maps_of(data: dict[str, Any], part: int = 0) -> dict[tuple[str, str], NDArray[np.float64]]:

@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the experiments are no part of the package
 
-from experiments.attribution import finetune, language, report, sst2
+from experiments.attribution import language, report, sst2
 from experiments.attribution.faithfulness import (
     FIGURES,
     MONOTONE,
@@ -236,18 +236,6 @@ def test_worse_is_the_other_way_round_where_less_is_better() -> None:
     }
 
 
-def test_split_files_and_batches(tmp_path: Path) -> None:
-    file = tmp_path / "train.tsv"
-    file.write_text("a fine film\t1\nno\t0", encoding="utf-8")
-    sentences, labels = finetune.read_split(file)
-    assert sentences == ["a fine film", "no"]
-    assert labels.tolist() == [1, 0]
-    lengths = list(np.random.default_rng(1).integers(3, 60, 100))
-    parts = finetune.batches(lengths, np.random.default_rng(0))
-    assert sorted(np.concatenate(parts).tolist()) == list(range(100))
-    assert max(np.ptp([lengths[i] for i in part]) for part in parts) < 30
-
-
 # ----------------------------------------------------------------------- the language model
 
 WORDS = [
@@ -380,3 +368,47 @@ def test_the_page_gets_the_tables_that_there_are(tmp_path: Path) -> None:
     assert filled.startswith("a\n<!-- sst2 -->\nold\n")
     assert filled.endswith("/language -->\nc\n")
     assert report.filled(filled, tmp_path) == filled
+
+
+def test_the_experiment_and_normscope_faithfulness_have_the_same_figures() -> None:
+    """Two computations of the same conventions, for a method with ties and one without."""
+    import normscope
+    from tests.helpers.heads import classifier, masked_tokenizer
+    from tests.helpers.tiny import tokenizer
+
+    model, tok = classifier(), masked_tokenizer()
+    texts = ["the cat sat on the mat", "a dog ran over the fence with friend", "moon"]
+    rows = [list(tokenizer()(text)["input_ids"]) for text in texts]
+    scores: dict[str, Any] = {
+        "ids": [np.array(ids, dtype=float) for ids in rows],
+        "ties": [np.array([token % 3 for token in ids], dtype=float) for ids in rows],
+    }
+    methods = {name: lambda *_, s=listed: s for name, listed in scores.items()}
+    both = {}
+    for conventions in (None, "alti-released"):
+        both[conventions] = normscope.faithfulness(
+            model, tok, texts, methods=methods, conventions=conventions, resamples=0,
+            metrics=("aopc", "comprehensiveness", "sufficiency"),
+        )  # fmt: skip
+    names = dict(
+        zip(FIGURES, ("aopc", "aopc_least", "comprehensiveness", "sufficiency"), strict=True)
+    )
+    for name, listed in scores.items():
+        for at, ids in enumerate(rows):
+            special = [False] * len(ids)
+            special[0] = special[-1] = True
+            sentence = changed(ids, special, listed[at], tok.mask_token_id)
+            with torch.no_grad():
+                whole = model(input_ids=torch.tensor([ids])).logits[0].softmax(-1)
+                answer = int(whole.argmax())
+                known = {
+                    form: float(model(input_ids=torch.tensor([form])).logits[0].softmax(-1)[answer])
+                    for form in sentence.forms()
+                }
+            expected = figures(float(whole[answer]), sentence, known)
+            for figure, mine in names.items():
+                assert both[None].each(name, mine)[at] == pytest.approx(expected[figure], abs=1e-12)
+            for figure in MONOTONE:
+                mine = names[figure.removesuffix("_monotone")]
+                measured = both["alti-released"].each(name, mine)[at]
+                assert measured == pytest.approx(expected[figure], abs=1e-12)

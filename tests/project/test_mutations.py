@@ -23,12 +23,23 @@ from normscope.errors import ExactnessError
 from normscope.kernels import Linear
 from normscope.linearisation.activations import KNOWN
 from tests.capture import test_capture
-from tests.decomposition import test_exactness, test_layer, test_precision
+from tests.decomposition import test_exactness, test_layer, test_precision, test_related
 from tests.deep.mutants import FILES
 from tests.kernels import test_products
+from tests.measures import test_rollout
 
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src" / "normscope"
+
+
+def _anew(check: Callable[..., None], *arguments: Any) -> None:
+    """Run a check whose results are kept from test to test."""
+    test_related.run.cache_clear()
+    try:
+        check(*arguments)
+    finally:
+        test_related.run.cache_clear()
+
 
 # The checks are tests themselves, with their parameters.
 CHECKS: dict[str, Callable[[], None]] = {
@@ -49,6 +60,18 @@ CHECKS: dict[str, Callable[[], None]] = {
     "feed-forward by integration": partial(
         test_layer.test_feed_forward_against_numerical_integration, "bert", "path"
     ),
+    "closeness by loops": partial(
+        _anew, test_related.test_closeness_routes_and_effective_attention_against_loops, "bert"
+    ),
+    "closeness in gpt2": partial(
+        _anew, test_related.test_closeness_routes_and_effective_attention_against_loops, "gpt2"
+    ),
+    "globenc by loops": partial(_anew, test_related.test_globenc_of_bert_against_loops),
+    "value zeroing by running again": partial(
+        _anew, test_related.test_value_zeroing_is_running_the_layer_again, "llama"
+    ),
+    "rollout by loops": partial(test_rollout.test_rollout_of_every_map_against_loops, "gpt_oss"),
+    "alti+ by its definition": partial(test_rollout.test_alti_plus, "marian"),
 }
 
 
@@ -313,6 +336,78 @@ def secant_by_division(right: Any) -> Any:
         return activation(p) / p
 
     return {name: partial(divide, activation) for name, activation in KNOWN.items()}
+
+
+# -------------------------------------------------------------- conventions of other methods
+
+
+@mistake("decomposition.closeness:row_shares", "closeness by loops")
+def rows_are_not_divided(right: Any) -> Any:
+    return lambda values, own: values
+
+
+@mistake("decomposition.closeness:closeness", "closeness by loops")
+def the_other_norm(right: Any) -> Any:
+    return lambda whole, parts, order: right(whole, parts, 3 - order)
+
+
+@mistake("decomposition.closeness:closeness", "closeness in gpt2")
+def a_floor_below_every_part(right: Any) -> Any:
+    return lambda whole, parts, order: right(whole, parts, order).clamp_min(1e-5)
+
+
+@mistake("decomposition.layer:LayerView.real", "closeness in gpt2")
+def the_whole_without_the_bias(right: Any) -> Any:
+    def real(self: Any, scope: str) -> Tensor:
+        state: Tensor = right(self, scope)
+        return state - self.captured.projection.bias if SCOPES[scope].related else state
+
+    return real
+
+
+@mistake("decomposition.closeness:_transposed", "closeness by loops")
+def the_mean_left_in_inner_products(right: Any) -> Any:
+    return lambda step, vectors: right(replace(step, centred=False), vectors)
+
+
+@mistake("decomposition.effective:_groups", "closeness in gpt2")
+def weights_projected_beyond_their_keys(right: Any) -> Any:
+    return lambda seen, single: [(torch.arange(len(seen)), torch.arange(seen.shape[1]))]
+
+
+@mistake("decomposition.chain:LayerChain._kept", "globenc by loops")
+def the_first_norm_twice(right: Any) -> Any:
+    def kept(self: Any) -> Any:
+        return self.parts("block").norm(self.norm(self.block.after))
+
+    return kept
+
+
+@mistake("decomposition.zeroing:_turned", "value zeroing by running again")
+def lengths_of_changes(right: Any) -> Any:
+    return lambda changed, own: (changed - own).norm(dim=-1)
+
+
+@mistake("decomposition.zeroing:Tail._core", "value zeroing by running again")
+def a_tail_without_its_feed_forward(right: Any) -> Any:
+    return lambda self, states: torch.zeros_like(states)
+
+
+@mistake("measures.rollout:_divided", "rollout by loops")
+def sums_of_rows_taken_for_one(right: Any) -> Any:
+    return lambda values, square: values / 2
+
+
+@mistake("measures.rollout:_products", "rollout by loops")
+def maps_multiplied_from_the_other_side(right: Any) -> Any:
+    return lambda maps: right(maps.swapaxes(1, 2)).swapaxes(1, 2)
+
+
+@mistake("measures.rollout:joint_products", "alti+ by its definition")
+def the_source_before_the_encoder(right: Any) -> Any:
+    import numpy as np
+
+    return lambda source, kept, encoder: right(source, kept, np.eye(len(encoder)))
 
 
 # --------------------------------------------------------------------------------- the tests

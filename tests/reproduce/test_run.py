@@ -36,7 +36,7 @@ NAMES = {
 
 
 def test_experiments() -> None:
-    assert list(EXPERIMENTS) == list(NAMES)
+    assert list(EXPERIMENTS) == [*NAMES, "attribution-sst2", "attribution-lm", "alti-plus"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,7 +113,9 @@ def test_wrong_options(inputs: Inputs, change: dict[str, Any], message: str) -> 
 def test_unknown_experiment() -> None:
     done = RUNNER.invoke(app, ["reproduce", "emnlp2019"])
     assert done.exit_code == 2
-    assert "valid: emnlp2020-bert, emnlp2020-nmt, emnlp2021, iclr2024" in done.stderr
+    assert (
+        "valid: emnlp2020-bert, emnlp2020-nmt, emnlp2021, iclr2024, attribution-sst2" in done.stderr
+    )
 
 
 def test_the_papers_model_is_not_available(

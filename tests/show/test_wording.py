@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from normscope.decomposition.scopes import HEAD_MAPS, NAMES, SCOPES
+from normscope.decomposition.scopes import NAMES, PER_HEAD, SCOPES
 from normscope.measures.statistics.vocabulary import COMMA_PERIOD, RESERVED
 from normscope.show.wording import category_name, describe
 
@@ -24,7 +24,7 @@ def test_every_map_has_words_and_a_formula(per_head: bool, residual_column: bool
 def test_what_a_single_head_has_of_its_own() -> None:
     for name in NAMES:
         summed, single = describe(name), describe(name, per_head=True)
-        assert (summed.title != single.title) == (name in HEAD_MAPS)
+        assert (summed.title != single.title) == (name in PER_HEAD)
         assert summed == SCOPES[name]
     assert describe("attn_n", per_head=True).formula.startswith("‖α_{ij}^{h} f_{h}")
 

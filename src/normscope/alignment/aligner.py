@@ -27,7 +27,7 @@ from normscope.alignment.links import Links
 from normscope.alignment.options import ATTENTION, AUTO, CRITERION, SUM, AlignOptions
 from normscope.alignment.translator import Translator
 from normscope.alignment.words import Sentences
-from normscope.decomposition.scopes import HEAD_MAPS
+from normscope.decomposition.scopes import PER_HEAD
 from normscope.errors import InputError
 
 COMBINED = 3  # candidates that are averaged by default, but no more than a tenth of them
@@ -62,7 +62,7 @@ def candidates(translator: Translator, options: AlignOptions) -> tuple[Choice, .
     if options.layer != AUTO:
         layers = _only(options.layer, layer_count, "layer")
     heads: list[Head] = [None, *range(head_count)]
-    if options.map not in HEAD_MAPS:
+    if options.map not in PER_HEAD:
         if options.head not in (AUTO, SUM):
             raise InputError(
                 f"{options.map} has no single heads: the head must be sum, not {options.head!r}"

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from normscope.alignment.batches import PairBatch, SentencePair, batches, budget_of
+from normscope.alignment.joint import ALTI_ENCODER, ALTI_PLUS, JOINT, JointRollout
 from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
-from normscope.decomposition.scopes import HEAD_MAPS, NAMES, NORMS, need_whole_layers
+from normscope.decomposition.scopes import ALTI, NAMES, NORMS, PER_HEAD, need_whole_layers
 from normscope.engine.batch import Batch
 from normscope.engine.measure import Needs, Observed, Part, StopPass
 from normscope.engine.run import run
@@ -112,11 +113,19 @@ class SoftAlignments:
         consume: Consume,
     ) -> None:
         self.map, self.wanted, self.readings, self.consume = map, wanted, readings, consume
-        self.needs = Needs(whole_layers=need_whole_layers([map]), weights=True, replay=(map,))
+        joint = map in JOINT
+        self.joint = JointRollout() if joint else None
+        self.needs = Needs(
+            whole_layers=joint or need_whole_layers([map]),
+            weights=True,
+            replay=() if joint else (map,),
+        )
 
     def observe(self, view: LayerView) -> Mapping[str, Tensor]:
         """Pass a layer's word matrices to ``consume``; end the pass after the last one wanted."""
         layer = view.captured.layer
+        if self.joint is not None:
+            self.joint.add(view)
         if view.kind == "cross" and layer in self.wanted:
             self._consume(view, layer, tuple(self.wanted[layer]))
         if view.kind == "cross" and layer == max(self.wanted):
@@ -130,9 +139,8 @@ class SoftAlignments:
         single = [head for head in heads if head is not None]
         channels: list[Tensor] = []
         if None in heads:
-            values = view.maps([self.map])[self.map].values
-            assert values is not None
-            channels.append(values[..., :count].unsqueeze(1))
+            summed = self._map(view) if self.joint is None else self.joint.values(self.map)
+            channels.append(summed[..., :count].unsqueeze(1))
         if single:
             values = view.head_maps([self.map])[self.map].values
             assert values is not None
@@ -141,6 +149,11 @@ class SoftAlignments:
         stacked = torch.cat([values.double() for values in channels], dim=1)
         words = torch.stack([batch.words(stacked, reading) for reading in self.readings])
         self.consume(batch, layer, ordered, words)
+
+    def _map(self, view: LayerView) -> Tensor:
+        values = view.maps([self.map])[self.map].values
+        assert values is not None
+        return values
 
     def finish(self, batch: Batch, parts: Mapping[Part, Observed], paths: frozenset[str]) -> None:
         """Return nothing: ``consume`` has received everything layer by layer."""
@@ -185,12 +198,16 @@ def _first_int(config: Any, *names: str) -> int:
 def check_map(model: nn.Module, map: str) -> None:
     """Raise InputError for a map that the cross-attention of a model does not have."""
     cross_shape(model)
+    map = ALTI if map in JOINT else map
     if map not in NAMES:
-        raise InputError(f"unknown map {map!r}; the maps are: {', '.join(NAMES)}")
-    if map in HEAD_MAPS:
+        raise InputError(
+            f"unknown map {map!r}; the maps are: {', '.join(NAMES)}; {ALTI_PLUS}, which follows "
+            f"the shares through all layers; and {ALTI_ENCODER}, one layer's after the encoder"
+        )
+    if map in PER_HEAD:
         return
     crosses = [names for (_, kind), names in available(model).items() if kind == "cross"]
-    names = crosses[0] if crosses else HEAD_MAPS
+    names = crosses[0] if crosses else PER_HEAD
     if map not in names:
         raise InputError(
             f"the cross-attention of {type(model).__name__} has no map {map!r}; it has: "

@@ -41,8 +41,10 @@ _SHOWN: dict[str, tuple[str | None, str]] = {
     "map": (
         "MAP",
         f"Map of the cross-attention to read the links from: {NORMS} (the norm ‖αf(x)‖), {WEIGHTS} "
-        "(the weight α), or one that follows the vectors through the residual connection, the "
-        "layer norm or the feed-forward network.",
+        "(the weight α), one that follows the vectors through the residual connection, the "
+        "layer norm or the feed-forward network, alti_plus (shares of the source, followed through "
+        "all layers of both stacks), or alti_encoder (those that one layer's cross-attention takes "
+        "from the encoder).",
     ),
     "layer": ("auto|N", "Decoder layer, counted from 0. auto: choose one without gold links."),
     "head": (

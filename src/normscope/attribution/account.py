@@ -45,9 +45,11 @@ class RowShares:
     Attributes:
         value: (row, step): the outputs explained; for differences, y(input) − y(baseline).
         bias: (row, step): the share of biases and other constants.
-        error: (row, step): the gap of value, shares and bias, relative to their sizes.
+        error: (row, step): the gap of value, shares and bias, relative to their sizes; NaN for
+            scores that are no shares.
         sources: the shares of the sources.
         trace: the shares inside the model, if asked for.
+        lens: (row, step, layer): the values of the logit lens, if asked for.
     """
 
     value: np.ndarray
@@ -55,6 +57,7 @@ class RowShares:
     error: np.ndarray
     sources: list[SourceShares]
     trace: Trace | None = None
+    lens: np.ndarray | None = None
 
 
 class NoSourcesError(UnsupportedModelError):

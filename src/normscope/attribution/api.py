@@ -12,8 +12,9 @@ from torch import nn
 
 from normscope.attribution.answers import LogitValue, Terms
 from normscope.attribution.assembly import Labels, attribution
-from normscope.attribution.baselines import baseline_of
+from normscope.attribution.baselines import baseline_of, default_baseline
 from normscope.attribution.batches import ExplainedBatch, Runner, Task
+from normscope.attribution.methods.table import ChosenMethod
 from normscope.attribution.options import AttributionOptions, Question
 from normscope.attribution.questions import row_of
 from normscope.attribution.reading import Reader, is_chat, join_tokens
@@ -118,8 +119,9 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
             the logit with which they belong together.
         audio: a recording, or a list: the path of a WAV file, or samples.
         sampling_rate: samples in a second, of samples with another rate than the model's.
-        method: "frozen" (the default), "secant" (the default with a baseline), "attn_lrp" or
-            "input_x_gradient".
+        method: "frozen" (the default), "secant" (the default with a baseline) or another name of
+            :func:`normscope.methods`, with options behind a colon:
+            "integrated_gradients:steps=20", "rollout:alti".
         units: "logit", or "logprob": the logit less the mean of all logits, weighted by their
             probabilities, which are held fixed; with a baseline, the log-probability itself.
         gate: how a gated feed-forward divides its product: "half", "gate", "up" or "ig".
@@ -148,8 +150,8 @@ def attribute(  # type: ignore[misc]  # the overloads leave out the keyword-only
     if media:
         given = media.items(text, None, truncate=truncate)
         return _attribute_items((model, tokenizer), given, asked, options, strict=strict, **where)
-    texts, single = _texts_of(text)
-    questions = _questions_of(asked, None if single else len(texts))
+    texts, single = texts_of(text)
+    questions = questions_of(asked, None if single else len(texts))
     for question in questions:
         options.method_for(question)
     similar = any(question.similar_to is not None for question in questions)
@@ -176,7 +178,7 @@ def _attribute_items(
     """Explain outputs by images and recordings, one after the other."""
     from normscope.attribution.items import ItemExplainer
 
-    questions = _questions_of(asked, None if given.single else len(given.items))
+    questions = questions_of(asked, None if given.single else len(given.items))
     for question in questions:
         options.method_for(question)
         if question.similar_to is not None:
@@ -226,7 +228,7 @@ def resolved(model: Any, tokenizer: Any, *, similar: bool, **where: Any) -> tupl
 # ---- texts and questions
 
 
-def _texts_of(text: Any) -> tuple[list[Any], bool]:
+def texts_of(text: Any) -> tuple[list[Any], bool]:
     """Return the texts, and whether it was a single one."""
     if text is None:
         raise InputError('no text was given; use attribute(model, tokenizer, "some text")')
@@ -237,7 +239,7 @@ def _texts_of(text: Any) -> tuple[list[Any], bool]:
     return list(text), False
 
 
-def _questions_of(asked: dict[str, Any], count: int | None) -> list[Question]:
+def questions_of(asked: dict[str, Any], count: int | None) -> list[Question]:
     """Return the question of each text; with a list of texts, arguments may be lists too."""
     if count is None:
         return [Question(**asked).checked()]
@@ -306,9 +308,17 @@ class Explainer:
         method = self.options.method_for(question)
         row = row_of(reader, text, question, model)
         baselines = tuple(
-            baseline_of(reader, row, text, question, given) for given in question.baselines
+            baseline_of(reader, row, text, question, given)
+            for given in self._baselines(reader, question, method)
         )
         return Task(row, method, baselines)
+
+    @staticmethod
+    def _baselines(reader: Reader, question: Question, chosen: ChosenMethod) -> tuple[Any, ...]:
+        """Return the baselines of a question, or the one that its method has by itself."""
+        if question.baselines or chosen.method.baseline == "no":
+            return question.baselines
+        return (default_baseline(chosen.name, getattr(reader.tokenizer, "mask_token", None)),)
 
     def _result(
         self, reader: Reader, runner: Runner, explained: ExplainedBatch, at: int, task: Task

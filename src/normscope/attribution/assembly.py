@@ -57,7 +57,9 @@ def attribution(
     parts = [_parts(each.sources, segments, names, steps) for each in shares]
     values = np.stack([each.value[rows, :steps].sum(axis=0) for each in shares])
     bias = np.stack([each.bias[rows, :steps].sum(axis=0) for each in shares])
-    error = max(float(each.error[rows, :steps].max()) for each in shares)
+    errors = np.stack([each.error[rows, :steps] for each in shares])
+    error = None if np.isnan(errors).any() else float(errors.max())
+    lenses = [each.lens[rows, :steps].sum(axis=0) for each in shares if each.lens is not None]
     scores = np.stack([each.sum(axis=1) for each in parts])  # (baseline, step, token)
     single = labels.explained is None
     traces = [each.trace for each in shares if each.trace is not None]
@@ -78,6 +80,7 @@ def attribution(
         foil=labels.foil,
         settings=labels.settings,
         spread=shaped(scores.std(axis=0)) if len(shares) > 1 else None,
+        lens=shaped(np.mean(lenses, axis=0)) if lenses else None,
         trace=traced(traces, rows, segments, labels, single) if traces else None,
         signature=labels.signature,
     )

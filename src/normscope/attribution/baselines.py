@@ -40,6 +40,11 @@ class Baseline:
     embedding: str = ""
 
 
+def default_baseline(method: str, mask: str | int | None) -> str | int:
+    """Return the baseline of a method that has a choice: a mask if it replaces single tokens."""
+    return ZERO if mask is None or method != "blank_out" else mask
+
+
 def baseline_of(
     reader: Reader, row: AskedRow, text: Any, question: Question, given: Any
 ) -> Baseline:

@@ -30,13 +30,13 @@ from normscope.attribution.heads import (
     head_of,
     writes,
 )
-from normscope.attribution.options import SECANT, AttributionOptions
-from normscope.attribution.passes import explain
+from normscope.attribution.methods.call import MethodCall
+from normscope.attribution.methods.table import ChosenMethod
+from normscope.attribution.options import AttributionOptions
 from normscope.attribution.rows import AskedRow
 from normscope.engine.batches import by_length, halves
 from normscope.errors import InputError, NormscopeError, UnsupportedModelError
 from normscope.foundation.progress import stage
-from normscope.linearisation.rules import rules_of
 from normscope.models.running import accepted_by, evaluating
 from normscope.results.state import Snapshot
 from normscope.text.tokens import encode, pad
@@ -49,7 +49,7 @@ class Task:
     """A row with its baselines, and the method that explains it."""
 
     row: AskedRow
-    method: str
+    method: ChosenMethod
     baselines: tuple[Baseline, ...] = ()
 
     def alike(self) -> tuple[Any, ...]:
@@ -100,7 +100,8 @@ class Runner:
             groups.setdefault(task.alike(), []).append(at)
         for members in groups.values():
             lengths = [_lengths(tasks[at].row) for at in members]
-            single = self.alone or tasks[members[0]].row.function is not None
+            first = tasks[members[0]]
+            single = self.alone or first.method.method.alone or first.row.function is not None
             for batch in by_length(lengths, 0 if single else BATCH_TOKENS):
                 yield from self._fitting(tasks, [members[at] for at in batch])
 
@@ -119,21 +120,20 @@ class Runner:
     def _explain(self, tasks: list[Task], indices: list[int]) -> ExplainedBatch:
         rows = [task.row for task in tasks]
         inputs, kept = self.inputs(rows)
-        secant = tasks[0].method == SECANT
-        value = self.value(rows, inputs, kept, exact=secant)
-        rules = rules_of(tasks[0].method, self.options.gate)
-        how: dict[str, Any] = {"trace": self.options.trace, "recompute": self.options.recompute}
+        chosen, options = tasks[0].method, self.options
+        value = self.value(rows, inputs, kept, exact=not chosen.method.held)
         shares = []
         stage("computing the shares")
         for number in range(max(1, len(tasks[0].baselines))):
             others: dict[str, Any] | None = None
             real = inputs
-            if secant:
+            if tasks[0].baselines:
                 baselines = [task.baselines[number] for task in tasks]
                 real, others = self._pair(rows, baselines, inputs, value)
-            work = partial(explain, self.model, real, value, rules, baseline_inputs=others, **how)
+            how = (options.gate, options.trace, options.recompute, self.alone)
+            call = MethodCall(self.model, real, value, chosen, others, *how)
             with evaluating(self.model), _readable_errors(self.model, rows[0]):
-                shares.append(self.snapshot.settled(work))
+                shares.append(self.snapshot.settled(partial(chosen.shares, call)))
         return ExplainedBatch(indices, value, shares)
 
     # ---- tensors

@@ -23,7 +23,7 @@ from normscope.attribution.answers import (
 )
 from normscope.attribution.api import gradients, signature_of
 from normscope.attribution.assembly import Labels, attribution
-from normscope.attribution.baselines import EMBEDDINGS, embedded
+from normscope.attribution.baselines import EMBEDDINGS, default_baseline, embedded
 from normscope.attribution.heads import (
     CAUSAL,
     CHOICES,
@@ -40,8 +40,9 @@ from normscope.attribution.heads import (
     no_head,
 )
 from normscope.attribution.labels import label_terms
-from normscope.attribution.options import MEAN, SECANT, ZERO, AttributionOptions, Question
-from normscope.attribution.passes import explain
+from normscope.attribution.methods.call import MethodCall
+from normscope.attribution.methods.table import ChosenMethod
+from normscope.attribution.options import MEAN, ZERO, AttributionOptions, Question
 from normscope.attribution.reading import join_tokens, spoken
 from normscope.attribution.rows import position_in
 from normscope.attribution.tracing import Segment
@@ -51,7 +52,6 @@ from normscope.engine.batches import out_of_memory
 from normscope.engine.given import checked_inputs, model_failures, row_count
 from normscope.engine.naming import SeenPositions, named
 from normscope.errors import InputError
-from normscope.linearisation.rules import rules_of
 from normscope.linearisation.structure import structure_of
 from normscope.models.left_padding import warn_of_left_padding
 from normscope.models.loading import resolve
@@ -119,8 +119,10 @@ def attribute_inputs(
         per_row = {"answer": answer, "foil": foil, "position": position}
         questions = rows.questions(per_row, baseline)
         chosen = options.method_for(questions[0])
-        value, kept = rows.value(questions, options, exact=chosen == SECANT)
-        shares = rows.explained(value, kept, questions[0].baselines, chosen, options)
+        value, kept = rows.value(questions, options, exact=not chosen.method.held)
+        baselines = rows.baselines(questions[0], chosen)
+        questions = [replace(question, baseline=baselines or None) for question in questions]
+        shares = rows.explained(value, kept, baselines, chosen, options)
         settings = options.describe(chosen)
         return [
             rows.result(row, shares, value, questions[row], settings) for row in range(rows.count)
@@ -347,7 +349,7 @@ class InputRows:
         value: Any,
         kept: list[int] | None,
         baselines: Sequence[Any],
-        method: str,
+        chosen: ChosenMethod,
         options: AttributionOptions,
     ) -> list[RowShares]:
         """Return the shares of all rows, for each baseline.
@@ -356,7 +358,7 @@ class InputRows:
             value: what is explained.
             kept: the positions that logits are kept of, if not all.
             baselines: what differences are taken to; empty for shares of the value itself.
-            method: the name of the method.
+            chosen: the method.
             options: how to explain.
         """
         given = {**self.inputs, **({} if kept is None else {"logits_to_keep": kept})}
@@ -364,21 +366,23 @@ class InputRows:
         for entry in baselines or (None,):
             real, others = self.pair(given, value, entry)
             try:
-                work = partial(
-                    explain,
-                    self.model,
-                    real,
-                    value,
-                    rules_of(method, options.gate),
-                    trace=options.trace,
-                    recompute=options.recompute,
-                    baseline_inputs=others,
-                )
+                how = (options.gate, options.trace, options.recompute)
+                call = MethodCall(self.model, real, value, chosen, others, *how)
                 with model_failures(self.model, real), evaluating(self.model):
+                    work = partial(chosen.shares, call)
                     shares.append(self.signature.snapshot.settled(work))
             except torch.OutOfMemoryError as error:
                 raise out_of_memory("this batch: give fewer rows at once") from error
         return shares
+
+    def baselines(self, question: Question, chosen: ChosenMethod) -> tuple[Any, ...]:
+        """Return the baselines of a question, or the one that its method has by itself."""
+        if question.baselines or chosen.method.baseline == "no":
+            return question.baselines
+        mask = getattr(self.model.config, "mask_token_id", None)
+        if self.tokenizers is not None:
+            mask = getattr(self.tokenizers.source, "mask_token_id", None)
+        return (default_baseline(chosen.name, mask),)
 
     def kept(self, places: Iterable[int]) -> list[int] | None:
         """Return the positions that logits are kept of, if the model can leave out others."""

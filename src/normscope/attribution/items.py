@@ -7,6 +7,7 @@ gives the ids that the processor made, in which images have their places, instea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ from normscope.attribution.assembly import Labels, attribution
 from normscope.attribution.generation import greedy_ids, start_ids, write
 from normscope.attribution.heads import NO_HEAD, TOKEN_LABELS, detects, head_of
 from normscope.attribution.inputs import InputRows
-from normscope.attribution.options import SECANT, AttributionOptions, Question
+from normscope.attribution.methods.table import ChosenMethod
+from normscope.attribution.options import AttributionOptions, Question
 from normscope.attribution.questions import row_of
 from normscope.attribution.reading import Reader, join, join_tokens
 from normscope.attribution.rows import AskedRow
@@ -126,8 +128,9 @@ class ItemExplainer:
             value = CallerValue(row.function, 1)
         else:
             kept = rows.kept(term.place for step in row.steps for term in step)
-            how: dict[str, Any] = {"units": self.options.units, "exact": method == SECANT}
+            how: dict[str, Any] = {"units": self.options.units, "exact": not method.method.held}
             value = LogitValue(rows.head, [row.steps], kept=kept, **how)
+        question = replace(question, baseline=rows.baselines(question, method) or None)
         shares = rows.explained(value, kept, question.baselines, method, self.options)
         return self._result(reader, rows, row, question, method, shares, value)
 
@@ -154,7 +157,7 @@ class ItemExplainer:
         rows: InputRows,
         row: AskedRow,
         question: Question,
-        method: str,
+        method: ChosenMethod,
         shares: Sequence[Any],
         value: Any,
     ) -> Attribution:

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field, replace
 from numbers import Integral
 from typing import Any
 
+from normscope.attribution.methods.table import TABLE, ChosenMethod, method_of, refuse
 from normscope.errors import InputError
-from normscope.linearisation.rules import GATES, RULES
+from normscope.linearisation.rules import GATES
 
 FROZEN, SECANT = "frozen", "secant"
-METHODS = tuple(RULES)
+METHODS = tuple(TABLE)
 LOGIT, LOGPROB = "logit", "logprob"
 UNITS = (LOGIT, LOGPROB)
 RECOMPUTE = ("auto", True, False)
@@ -84,7 +85,7 @@ class Question:
             "metavar": "TOKEN|TEXT|zero|mean",
             "help": "Explain the difference from this input: a token in place of every token, a "
             "text with the same number of tokens, or zero or mean embeddings. Implies --method "
-            "secant.",
+            "secant, if none is given.",
         },
     )
 
@@ -154,9 +155,11 @@ class AttributionOptions:
     method: str | None = field(
         default=None,
         metadata={
-            "metavar": "|".join(METHODS),
+            "metavar": "NAME[:OPTIONS]",
             "help": "frozen: attention, norms and slopes held at their values. secant: the exact "
-            "difference from a baseline. Default: frozen, or secant with --baseline.",
+            "difference from a baseline. Default: frozen, or secant with --baseline. "
+            "normscope methods lists all of them, with their options, as in "
+            "integrated_gradients:steps=20.",
         },
     )
     gate: str = field(
@@ -188,27 +191,44 @@ class AttributionOptions:
             if (value := getattr(self, name)) not in choices:
                 listing = ", ".join(str(choice) for choice in choices)
                 raise InputError(f"{name} must be one of {listing}, not {value!r}")
-        if self.method is not None and self.method not in METHODS:
-            raise InputError(f"method must be one of {', '.join(METHODS)}, not {self.method!r}")
+        if self.method is not None:
+            self._check_fits(method_of(self.method))
         return self
 
-    def method_for(self, question: Question) -> str:
+    def _check_fits(self, chosen: ChosenMethod) -> None:
+        """Raise InputError for options that do not go with a method."""
+        method = chosen.method
+        if self.gate != "half" and not method.gates:
+            raise refuse(
+                method, f"has its own rule for products, so gate={self.gate!r} does not apply",
+                gates=(True,),
+            )  # fmt: skip
+        if self.trace and not method.traces:
+            raise refuse(method, "has no shares inside the model (trace=True)", traces=(True,))
+        if self.recompute is True and not method.traces:
+            raise refuse(method, "does not recompute activations", traces=(True,))
+
+    def method_for(self, question: Question) -> ChosenMethod:
         """Return the method for a checked question; raise InputError if they do not fit."""
         has = bool(question.baselines)
         if self.method is None:
-            return SECANT if has else FROZEN
-        if has and self.method != SECANT:
-            raise InputError(
-                f'a baseline needs method="secant", but method={self.method!r} was given: '
-                "leave out one of the two"
+            chosen = method_of(SECANT if has else FROZEN)
+            self._check_fits(chosen)
+            return chosen
+        chosen = method_of(self.method)
+        if has and chosen.method.baseline == "no":
+            raise refuse(
+                chosen.method,
+                "takes no baseline: leave out one of the two",
+                baseline=("needed", "optional"),
             )
-        if self.method == SECANT and not has:
+        if chosen.method.baseline == "needed" and not has:
             raise InputError(
-                'method="secant" explains a difference: give baseline=, such as "[MASK]", "mean" '
-                "or a text with the same number of tokens"
+                f'method="{chosen.name}" explains a difference: give baseline=, such as "[MASK]", '
+                '"mean" or a text with the same number of tokens'
             )
-        return self.method
+        return chosen
 
-    def describe(self, method: str) -> dict[str, str]:
+    def describe(self, method: ChosenMethod) -> dict[str, str]:
         """Return the settings that belong in a signature."""
-        return {"method": method, "gate": self.gate, "units": self.units}
+        return {**method.describe(self.gate), "units": self.units}

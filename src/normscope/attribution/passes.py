@@ -33,7 +33,7 @@ from normscope.linearisation.running import (
     refuse_without_gradients,
     visible_attention,
 )
-from normscope.linearisation.structure import structure_of
+from normscope.linearisation.structure import Structure, structure_of
 from normscope.linearisation.trace import Tracer
 from normscope.models.completeness import made_up, refuse_made_up
 from normscope.models.left_padding import refuse_nan_of_padding, rows_padded_left
@@ -76,11 +76,10 @@ def explain(
         ExactnessError: the shares do not add up; the message names the operation.
         UnsupportedModelError: the model does something that has no rule.
     """
-    _refuse_nesting()
-    refuse_without_gradients(model)
     if rules.difference:
-        inputs = _pairs(inputs, baseline_inputs or {})
-    setup = _Setup(model, inputs, value, rules, trace)
+        inputs = pairs(inputs, baseline_inputs or {})
+    setup = Setup(model, inputs, value, rules, trace)
+    setup.refuse()
     with setup.prepared(), setup.named_failures():
         refuse_made_up(model, setup.made_up(), "this output")
         if setup.padded_left:
@@ -112,15 +111,7 @@ def explain(
     return shares
 
 
-def _refuse_nesting() -> None:
-    if running() or ACTIVE.get():
-        raise InputError(
-            "an attribution cannot run inside another attribution or inside a capture of the same "
-            "thread; leave that context first"
-        )
-
-
-def _pairs(inputs: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+def pairs(inputs: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
     """Return a batch of twice as many rows: the inputs, then their baselines."""
     return {
         name: torch.cat([tensor, baseline.get(name, tensor)])
@@ -144,15 +135,16 @@ def _input_source(network: Network, name: str, values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Setup:
+class Setup:
     """What one call explains, and how."""
 
     model: nn.Module
     inputs: Mapping[str, Any]
     value: Explained
     rules: Rules
-    trace: bool
+    trace: bool = False
     from_inputs: bool = False  # whether the sources are the model's inputs, such as pixels
+    kind: Callable[[Structure, Rules, int], Network] = Network
 
     @property
     def padded_left(self) -> bool:
@@ -167,9 +159,18 @@ class _Setup:
 
     def network(self) -> Network:
         """Return a network that has not run."""
-        network = Network(structure_of(self.model), self.rules, self.rows)
+        network = self.kind(structure_of(self.model), self.rules, self.rows)
         network.padded_left = self.padded_left
         return network
+
+    def refuse(self) -> None:
+        """Raise an error where no gradient can be computed, or another pass is running."""
+        if running() or ACTIVE.get():
+            raise InputError(
+                "an attribution cannot run inside another attribution or inside a capture of the "
+                "same thread; leave that context first"
+            )
+        refuse_without_gradients(self.model)
 
     @shielded
     def prepared(self) -> Iterator[None]:

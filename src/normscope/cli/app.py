@@ -20,7 +20,9 @@ from normscope.cli.attribute import attribute
 from normscope.cli.bench import bench
 from normscope.cli.corpus import corpus
 from normscope.cli.demo import demo
+from normscope.cli.faithfulness import compare, faithfulness
 from normscope.cli.families import families
+from normscope.cli.methods import methods
 from normscope.cli.options import Debug
 from normscope.cli.output import note
 from normscope.cli.reproduce import reproduce
@@ -197,8 +199,8 @@ def version(debug: Debug = False) -> None:
 # In the order of the help. These modules import only what is light; a command imports torch when
 # it runs, so that help, usage errors and completion are fast.
 for _command in (
-    *(analyze, attribute, demo, families, bench, version, corpus),
-    *(reproduce, align, translate_align, aer, serve, view),
+    *(analyze, attribute, methods, compare, faithfulness, demo, families, bench, version),
+    *(corpus, reproduce, align, translate_align, aer, serve, view),
 ):
     app.command()(_command)
 

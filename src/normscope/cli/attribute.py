@@ -347,7 +347,7 @@ def _attribute_file(arguments: AttributeArguments, options: AttributionOptions, 
 @contextmanager
 def _hint_on_interrupt(output: Path) -> Iterator[None]:
     """On an interrupt, print whether the run that writes to `output` can be continued."""
-    from normscope.corpus.attributions import partial_of
+    from normscope.corpus.finished import partial_of
 
     try:
         yield

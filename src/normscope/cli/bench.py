@@ -38,6 +38,11 @@ class BenchArguments(CommandArguments):
         "1,000 texts of 10 to 120 tokens. Default: all but texts, 2024 only up to 128 tokens.",
         metavar="GROUP[,GROUP]",
     )
+    methods: bool = option(
+        False,
+        help="Measure every method of attribution, and the maps that they roll out, instead of "
+        "groups of maps.",
+    )
     repeats: int = option(5, help="Runs to time; the median is reported.", metavar="N", min=1)
     no_dense: bool = option(False, help="Leave out the dense form, which builds every vector.")
     tf32: bool = option(False, help="Allow TF32 in a GPU's float32 products.")
@@ -53,11 +58,14 @@ class BenchArguments(CommandArguments):
 
     def for_python(self) -> dict[str, Any]:
         """Return the fields of the benchmark's settings."""
+        groups = None if self.maps is None else split_commas(self.maps)
+        if self.methods and groups is not None:
+            raise InputError("--methods measures methods instead of maps; leave out --maps")
         return self.keywords(
-            *("maps", "no_dense", "output"),
+            *("maps", "methods", "no_dense", "output"),
             lengths=_numbers(self.lengths),
-            groups=None if self.maps is None else split_commas(self.maps),
-            dense=not self.no_dense,
+            groups=["methods"] if self.methods else groups,
+            dense=not (self.no_dense or self.methods),
         )
 
 
@@ -76,6 +84,9 @@ def bench(arguments: BenchArguments) -> None:
     autograd. The group texts analyses 1,000 texts in one call, tokenising included, and compares it
     with plain forward passes over the encoded texts.
 
+    With --methods, every method of normscope methods explains one number of each row, and is
+    compared with input × gradient and with the forward pass.
+
     Times are medians over interleaved runs. Accuracy is the largest difference of a length from its
     dense float64 value, relative to the lengths of the vectors that are summed, at random queries
     of three layers. Peak memory excludes the loaded model; on a CPU it is measured only for the
@@ -88,6 +99,7 @@ def bench(arguments: BenchArguments) -> None:
       normscope bench --device cuda --model llama-8b-layer --dtype bfloat16 \\
                       --lengths 8192,131072 --maps reduce --no-dense
       normscope bench --model bert-base --maps attribute --no-dense
+      normscope bench --model bert-base --lengths 128 --batch 32 --methods
       normscope bench --model minilm-shape --maps four,texts --profile four.txt
     """  # noqa: D301
     from normscope.cli.bench_timing import run

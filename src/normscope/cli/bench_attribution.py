@@ -25,9 +25,9 @@ def attribution_passes(
 ) -> Iterator[tuple[str, Callable[[], Any] | None, str]]:
     """Yield the name of each computation, what runs it (or None), and a note."""
     state = "the first entry of each row's last state"
-    yield "attribute", lambda: explain(model, inputs, _one_output, rules_of("frozen")), state
+    yield "attribute", lambda: explain(model, inputs, one_output, rules_of("frozen")), state
     if "decoder_input_ids" not in inputs:
-        yield "input × gradient", lambda: _input_x_gradient(model, inputs["input_ids"]), "unproved"
+        yield "input × gradient", lambda: input_x_gradient(model, inputs["input_ids"]), "unproved"
     ids = inputs["input_ids"]
     if ids.shape[-1] > LONGEST:
         yield "secant", None, f"over {LONGEST:,} tokens it computes every score"
@@ -37,18 +37,18 @@ def attribution_passes(
     yield "pairs", lambda: model(**pairs), "the forward pass of inputs and baselines"
     yield (
         "secant",
-        lambda: explain(model, inputs, _one_output, rules_of("secant"), baseline_inputs=baseline),
+        lambda: explain(model, inputs, one_output, rules_of("secant"), baseline_inputs=baseline),
         "",
     )
 
 
-def _one_output(output: Any) -> Tensor:
+def one_output(output: Any) -> Tensor:
     """Return one number of each row, (row, 1)."""
     states: Tensor = output[0]
     return states[:, -1, :1].float()
 
 
-def _input_x_gradient(model: Any, ids: Tensor) -> Tensor:
+def input_x_gradient(model: Any, ids: Tensor) -> Tensor:
     """Return embeddings times gradients, summed over the hidden size; parameters get none."""
     required = [p for p in model.parameters() if p.requires_grad]
     for parameter in required:
@@ -56,7 +56,7 @@ def _input_x_gradient(model: Any, ids: Tensor) -> Tensor:
     try:
         with torch.enable_grad():
             embeddings = model.get_input_embeddings()(ids).detach().requires_grad_()
-            value = _one_output(model(inputs_embeds=embeddings)).sum()
+            value = one_output(model(inputs_embeds=embeddings)).sum()
             (gradient,) = torch.autograd.grad(value, embeddings)
         return (gradient * embeddings.detach()).sum(-1)
     finally:

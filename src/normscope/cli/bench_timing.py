@@ -20,7 +20,9 @@ import torch
 import transformers
 
 import normscope
+from normscope.attribution.methods.table import TABLE
 from normscope.cli import bench_texts
+from normscope.cli.bench_methods import GRADIENT
 from normscope.cli.bench_profile import profiles
 from normscope.cli.bench_works import SHAPES, BenchSettings, Work, model_of, plan, shape_of
 from normscope.errors import ExactnessError, InputError, UnsupportedModelError
@@ -32,7 +34,7 @@ from normscope.text.limits import max_length_of
 MEASURED_MEMORY = ("eager", "2020")  # works whose peak memory is measured on a CPU
 
 # Errors of one work that hide no other.
-FAILURES = (torch.OutOfMemoryError, ExactnessError, UnsupportedModelError)
+FAILURES = (torch.OutOfMemoryError, ExactnessError, UnsupportedModelError, InputError)
 
 BenchRow = dict[str, Any]  # the figures of one work at one length, ready for JSON
 
@@ -121,6 +123,7 @@ def _measure(
     _compare_with_matmul(rows)
     _compare_with_dense(rows)
     _compare_with_pairs(rows)
+    _compare_with_gradient(rows)
     return list(rows.values())
 
 
@@ -182,6 +185,15 @@ def _compare_with_pairs(rows: dict[str, BenchRow]) -> None:
     if both and row.get("ms"):
         row["to_pairs"] = row["ms"] / both
         row["note"] = f"{row['to_pairs']:.2f}× the forward pass of both inputs"
+
+
+def _compare_with_gradient(rows: dict[str, BenchRow]) -> None:
+    """Add the time of each method in units of input × gradient by plain autograd."""
+    unit = rows.get(GRADIENT, {}).get("ms")
+    for name, row in rows.items():
+        if unit and row["ms"] and name.partition(":")[0] in TABLE:
+            row["to_gradient"] = row["ms"] / unit
+            row["note"] = _joined(row["note"], f"{row['to_gradient']:.2f}× {GRADIENT}")
 
 
 def _measure_once(work: Work, model: Any, device: str) -> tuple[float, float | None]:

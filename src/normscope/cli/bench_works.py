@@ -9,6 +9,7 @@ four      normscope: attention weights, norms, norms with the residual and with 
 2024      normscope: the scopes through the feed-forward
 reduce    normscope: mixing ratios and the 16 largest contributors of each token, no map kept
 attribute normscope: what made one output of each row; see `bench_attribution`
+methods   normscope: the same by every method; see `bench_methods`
 texts     normscope: many texts of different lengths; see `bench_texts`
 matmul    one large square product, in the dtype of the feed-forward's products
 dense …   the results of 2020 (both maps, ‖f‖, mixing ratios, the error), computed by building
@@ -35,6 +36,7 @@ from torch import Tensor
 import normscope
 from normscope.capture import AttentionMode, Capture
 from normscope.capture.layers import layers_of
+from normscope.cli import bench_methods
 from normscope.cli.bench_accuracy import accuracy
 from normscope.cli.bench_attribution import attribution_passes
 from normscope.decomposition.available import available
@@ -59,6 +61,7 @@ from normscope.models.random_inputs import random_inputs
 from normscope.results.signature import Signature
 
 ATTRIBUTE = "attribute"  # no maps, but shares of an output
+METHODS = "methods"  # all methods of attribution, and the maps they roll out
 TEXTS = "texts"  # not one batch at a time: see `bench_texts`
 # Weights, and norms up to each station of the attention block.
 FOUR = (WEIGHTS, *(scope.name for scope in by_vectors(ANALYSES)))
@@ -69,6 +72,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "2024": tuple(behind_feed_forward(BLOCK_MAPS)),
     "reduce": tuple(scope.name for scope in by_vectors(ANALYSES)),
     ATTRIBUTE: (),
+    METHODS: bench_methods.MAPS,
     TEXTS: FOUR,
 }
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -109,7 +113,8 @@ class BenchSettings:
     dtype: str = "float32"
     lengths: Sequence[int] = (128, 512)
     batch: int = 1
-    groups: Sequence[str] | None = None  # None: all but texts, and 2024 only up to FF_LENGTH tokens
+    # None: all but methods and texts, and 2024 only up to FF_LENGTH tokens.
+    groups: Sequence[str] | None = None
     repeats: int = 5
     dense: bool = True
     tf32: bool = False
@@ -118,8 +123,9 @@ class BenchSettings:
     @property
     def by_length(self) -> list[str]:
         """The groups that are measured at every length."""
-        groups = GROUPS if self.groups is None else self.groups
-        return [group for group in groups if group != TEXTS]
+        if self.groups is None:
+            return [group for group in GROUPS if group not in (TEXTS, METHODS)]
+        return [group for group in self.groups if group != TEXTS]
 
     @property
     def texts(self) -> bool:
@@ -201,6 +207,8 @@ def plan(settings: BenchSettings, model: Any, tokens: int) -> Iterator[Work]:
         if group == ATTRIBUTE:
             for name, call, note in attribution_passes(model, inputs):
                 yield Work(name, call, note, plain)
+        elif group == METHODS:
+            yield from _method_works(model, inputs, maps)
         elif group != "2020" and set(maps) <= {*HEAD_MAPS}:
             yield Work(group, None, "the model has none of these maps")
         elif group == "2024" and settings.groups is None and tokens > FF_LENGTH:
@@ -209,6 +217,15 @@ def plan(settings: BenchSettings, model: Any, tokens: int) -> Iterator[Work]:
             yield from _group_works(settings, model, inputs, group, maps)
     if settings.dense:
         yield from _dense_works(settings, model, inputs, tokens)
+
+
+def _method_works(model: Any, inputs: dict[str, Tensor], maps: tuple[str, ...]) -> Iterator[Work]:
+    """Yield the works of every method of attribution, and of the maps they roll out."""
+    plain = plain_attention(model)
+    for name, call, note in bench_methods.method_passes(model, inputs):
+        yield Work(name, call, note, plain)
+    for name in maps:
+        yield Work(f"map {name}", analysis(model, inputs, (name,), reduce=False), "", plain)
 
 
 def _group_works(

@@ -54,7 +54,7 @@ def hint_on_interrupt(output: Path | None, restart: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         if output is None:
             note("nothing was saved; a run with --output DIR can be resumed")
-        elif (output / FILE).is_file():
+        elif (output / FILE).is_file() or any(output.glob("*.jsonl")):
             same = "the same command without --restart" if restart else "the same command"
             note(f"progress is saved in {output}; {same} resumes from there")
         else:

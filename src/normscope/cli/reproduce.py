@@ -11,9 +11,9 @@ from normscope.cli.output import hint_on_interrupt, plain_console, print_signatu
 from normscope.cli.status import working
 from normscope.errors import InputError
 from normscope.models.sources import check_source
-from normscope.reproduce.options import NMT, ReproduceOptions
+from normscope.reproduce.options import ALTI_PLUS, LM, NMT, SST2, ReproduceOptions
 
-NAMES = ("emnlp2020-bert", NMT, "emnlp2021", "iclr2024")
+NAMES = ("emnlp2020-bert", NMT, "emnlp2021", "iclr2024", SST2, LM, ALTI_PLUS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +21,14 @@ class ReproduceArguments(CommandArguments):
     """The options of `normscope reproduce`."""
 
     experiment: str = argument(
-        help="emnlp2020-bert, emnlp2020-nmt, emnlp2021 or iclr2024.", metavar="NAME"
+        help="emnlp2020-bert, emnlp2020-nmt, emnlp2021, iclr2024, attribution-sst2, "
+        "attribution-lm or alti-plus.",
+        metavar="NAME",
     )
     model: str | None = shared(ReproduceOptions, "model")
     data: list[Path] = shared(ReproduceOptions, "data")
     output: Path | None = shared(ReproduceOptions, "output")
-    sequences: int = shared(ReproduceOptions, "sequences")
+    sequences: int | None = shared(ReproduceOptions, "sequences")
     sample: str | None = shared(ReproduceOptions, "sample")
     ranks: str = shared(ReproduceOptions, "ranks")
     seed: int = shared(ReproduceOptions, "seed")
@@ -39,6 +41,7 @@ class ReproduceArguments(CommandArguments):
     recipe: str = shared(ReproduceOptions, "recipe")
     minutes: float | None = shared(ReproduceOptions, "minutes")
     steps: int | None = shared(ReproduceOptions, "steps")
+    method: list[str] = shared(ReproduceOptions, "method")
 
     def for_python(self) -> dict[str, Any]:
         """Return the fields of `ReproduceOptions`."""
@@ -47,6 +50,7 @@ class ReproduceArguments(CommandArguments):
             data=tuple(self.data),
             valid=tuple(self.valid),
             gold=tuple(self.gold),
+            method=tuple(self.method),
             sample=None if self.sample is None else parse_sample(self.sample),
         )
 
@@ -68,13 +72,19 @@ def reproduce(arguments: ReproduceArguments) -> None:
       normscope reproduce emnlp2020-nmt --data europarl.de --data europarl.en \\
           --valid dev.de --valid dev.en --gold de --gold en --gold alignment.talp \\
           --minutes 60 --device cuda -o nmt
+      normscope reproduce attribution-sst2 --data train.tsv --valid dev.tsv -o sst2
+      normscope reproduce attribution-lm --data blimp --data ioi_dataset.csv \\
+          --data lambada.json --sequences 100 -o lm
+      normscope reproduce alti-plus --gold de --gold en --gold alignment.talp -o alti
 
     \b
     Files in DIR:
       report.md, report.html   the report; the page needs no other file
       tables/                  a .csv for each table, and -data.csv with all its numbers
       figures/                 a .png for each figure
-      measured/                the output of normscope corpus: statistics.json, checkpoints
+      measured/                the output of normscope corpus: statistics.json, checkpoints; or a
+                               row for each text
+      model/                   attribution-sst2: the classifier
       cost.json                iclr2024: the cost of a sequence
 
     \b

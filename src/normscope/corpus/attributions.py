@@ -1,8 +1,7 @@
 """Attributions of every row of a file, in a run that can be interrupted and continued.
 
-Finished rows are appended to a partial file beside the output: a header that says what the run is,
-then one line of JSON for each row. When all rows are done, the output is written in one step and
-the partial file is removed.
+Finished rows are appended to a partial file beside the output (`FinishedRows`). When all rows are
+done, the output is written in one step and the partial file is removed.
 """
 
 from __future__ import annotations
@@ -11,24 +10,23 @@ import csv
 import difflib
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from normscope.attribution.options import AttributionOptions, Question
+from normscope.corpus.finished import FinishedRows, partial_of
 from normscope.corpus.snapshot import summarise
 from normscope.errors import InputError, MissingExtraError, NormscopeError
-from normscope.foundation.files import appended_file, check_file, check_name, whole_file, write_file
-from normscope.foundation.progress import progress_bar
+from normscope.foundation.files import check_file, check_name, whole_file
 from normscope.foundation.texts import json_line
 
 OUTPUTS = (".parquet", ".jsonl")
 INPUTS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
 FIELDS = tuple(item.name for item in fields(Question))
 NUMBERS = ("generate", "position")  # fields that are numbers, which CSV writes as text
-CHUNK = 32  # rows that are computed before they are written to the partial file
 
 
 @dataclass(frozen=True)
@@ -79,6 +77,12 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{path.name}, row {number + 1}", row
         return
     text = path.read_text(encoding="utf-8-sig")
+    if suffix == ".tsv" and _without_header(text):
+        for number, line in enumerate(text.split("\n")):
+            if line.strip():
+                content, _, label = line.rstrip("\r").rpartition("\t")
+                yield f"{path.name}, line {number + 1}", {"text": content, "label": label}
+        return
     if suffix in (".csv", ".tsv"):
         reader = csv.DictReader(io.StringIO(text), delimiter="\t" if suffix == ".tsv" else ",")
         for number, row in enumerate(reader):
@@ -98,6 +102,15 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not isinstance(row, dict):
             raise InputError(f'{where}: a row is an object with a field "text", not {row!r:.60}')
         yield where, row
+
+
+def _without_header(text: str) -> bool:
+    """Return whether a TSV file has the lines "text<TAB>label", with a whole number as the label.
+
+    Quotation marks in such a file are letters like others.
+    """
+    content, tab, label = text.split("\n", 1)[0].rstrip("\r").rpartition("\t")
+    return bool(tab and content) and label.isdecimal()
 
 
 def _data_row(where: str, row: dict[str, Any], asked: Mapping[str, Any]) -> DataRow:
@@ -164,68 +177,29 @@ class FileRun:
         Returns:
             Why rows were left out, for each of them.
         """
-        header = self._header(rows, data)
-        if restart:
-            self.partial.unlink(missing_ok=True)
-        done = self._resume(header)
-        left = [number for number in range(len(rows)) if number not in done]
-        with (
-            appended_file(self.partial) as file,
-            progress_bar(len(rows), unit="row", description="attribute", done=len(done)) as bar,
-        ):
-            for start in range(0, len(left), CHUNK):
-                chunk = left[start : start + CHUNK]
-                for number, record in self._explain(rows, chunk, bar.update):
-                    done[number] = record
-                    file.write(json_line({"row": number, **record}))
-                file.flush()
-                os.fsync(file.fileno())
-                bar.update(len(done) - bar.n)
+        finished = FinishedRows(self.partial, self._header(rows, data))
+        work = partial(self._explain, rows)
+        done = finished.complete(len(rows), work, description="attribute", restart=restart)
         records = [{"row": number, **done[number]} for number in sorted(done)]
         self._write([record for record in records if "problem" not in record])
-        self.partial.unlink()
+        finished.remove()
         return [record["problem"] for record in records if "problem" in record]
 
     def _header(self, rows: Sequence[DataRow], data: Path) -> dict[str, Any]:
         """Return what the run is: a run with another header is another run."""
         from normscope.attribution.api import signature_of
 
-        about = self.options.describe(self.options.method or "by row")
+        options = self.options
+        about = {"method": options.method or "by row", "gate": options.gate, "units": options.units}
         return {
             "signature": signature_of(self.model, self.tokenizer, about).text(),
             "data": summarise(data).sha256,
             "rows": len(rows),
-            "questions": _digest(rows),
+            "questions": digest(rows),
             "trace": self.options.trace,
             "truncate": self.truncate,
             "skip": self.skip,
         }
-
-    def _resume(self, header: dict[str, Any]) -> dict[int, dict[str, Any]]:
-        """Return the finished rows; begin the partial file if there is none."""
-        if not self.partial.is_file():
-            write_file(self.partial, json_line(header))
-            return {}
-        lines = self.partial.read_bytes().split(b"\n")
-        # What follows the last end of a line was not written to its end.
-        try:
-            finished = [json.loads(line) for line in lines[:-1]]
-        except ValueError:
-            raise InputError(
-                f"{str(self.partial)!r} is damaged or has not been written by normscope; start "
-                "again with --restart"
-            ) from None
-        if not finished or finished[0] != header:
-            before = finished[0] if finished else {}
-            other = [name for name in header if before.get(name) != header[name]]
-            raise InputError(
-                f"{str(self.partial)!r} has the rows of another run (not the same: "
-                f"{', '.join(other)}); give the same data and options to continue it, or start "
-                "again with --restart"
-            )
-        if lines[-1]:
-            write_file(self.partial, b"\n".join([*lines[:-1], b""]))
-        return {record.pop("row"): record for record in finished[1:]}
 
     def _explain(
         self, rows: Sequence[DataRow], chunk: list[int], count: Callable[[int], Any] = int
@@ -263,11 +237,6 @@ class FileRun:
                 _write_parquet(records, file)
 
 
-def partial_of(output: Path) -> Path:
-    """Return the name of the file with the finished rows of an output."""
-    return output.with_name(f"{output.name}.partial")
-
-
 def check_data_output(output: str | None) -> Path:
     """Return the file that attributions of many rows are written to, if that is possible."""
     if output is None or output == "-":
@@ -281,7 +250,7 @@ def check_data_output(output: str | None) -> Path:
     return path
 
 
-def _digest(rows: Sequence[DataRow]) -> str:
+def digest(rows: Sequence[DataRow]) -> str:
     """Return a hash of what is asked of all rows, the defaults of the command included."""
     import hashlib
 

@@ -253,6 +253,27 @@ class AttentionDecomposition:
         vectors = torch.bmm(scaled, self.weight).transpose(0, 1).unflatten(0, i.shape)
         return Cells(row, i, j, alpha, vectors, context_gap, scale)
 
+    def without_keys(self, i: Tensor, j: Tensor) -> Float[Tensor, "batch cell out"]:
+        """Compute the attention's output at queries i as if the values of keys j were zero.
+
+        ``i``, ``j``: (batch, cell). From the weights and values of all other keys, in float64.
+        """
+        row = torch.arange(len(i), device=i.device).unsqueeze(1)
+        weights, held = self.captured.weights, self.captured.held
+        of_queries = (
+            weights.some(i).transpose(1, 2) if isinstance(weights, Scores) else weights[row, :, i]
+        )
+        alpha = of_queries.double()  # batch cell head key
+        alpha = alpha.scatter(3, j[:, :, None, None].expand(*alpha.shape[:3], 1), 0.0)
+        value = self.value.double().repeat_interleave(alpha.shape[2] // self.value.shape[1], dim=1)
+        mixed = torch.einsum("bchk,bhke->bche", alpha, value)
+        if held is not None and held.scale is not None:
+            mixed = mixed * held.scale[row, :, i].double().unsqueeze(-1)
+        if held is not None and held.gate is not None:
+            mixed = mixed * held.gate[row, i].double()
+        output = torch.einsum("bche,heo->bco", mixed, self.weight)
+        return output if self.bias is None else output + self.bias.double()
+
     def _context_gap(self, alpha: Tensor, row: Tensor, i: Tensor) -> Float[Tensor, " batch"]:
         """Σ_j αv of some queries against what the model's fused attention computed for them."""
         assert isinstance(self.captured.weights, Scores)

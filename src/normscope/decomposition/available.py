@@ -10,7 +10,7 @@ from torch import nn
 from normscope.capture import AttentionKind
 from normscope.capture.layers import layer_around, layers_of, unlisted_layers
 from normscope.decomposition.chain import by_replay, scopes_of
-from normscope.decomposition.scopes import HEAD_MAPS, NAMES, need_whole_layers
+from normscope.decomposition.scopes import NAMES, PER_HEAD, need_whole_layers
 from normscope.errors import InputError, UnsupportedModelError
 from normscope.models.inventory import Inventory
 from normscope.models.layouts import Layout
@@ -89,5 +89,5 @@ def _refuse_unknown_layers(model: nn.Module) -> None:
         layer_around(model, path)  # raises, and says how to describe a layer
     raise UnsupportedModelError(
         f"{type(model).__name__} has no layer whose wiring is known; available for it are only: "
-        f"{', '.join(HEAD_MAPS)}"
+        f"{', '.join(PER_HEAD)}"
     )

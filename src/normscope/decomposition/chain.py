@@ -20,7 +20,7 @@ from normscope.decomposition.block import Norm, Parts
 from normscope.decomposition.feedforward import FeedForwardSplit, FeedForwardWeights, FFBias
 from normscope.decomposition.gated import GatedDecomposition
 from normscope.decomposition.norms import norm_of
-from normscope.decomposition.scopes import HEAD_MAPS, SCOPES, Scope, Station
+from normscope.decomposition.scopes import PER_HEAD, SCOPES, Scope, Station
 from normscope.decomposition.stations import LayerStates, Stations, factor_of
 from normscope.foundation.shapes import Float
 from normscope.kernels import Kernels, Linear, Scratch
@@ -33,7 +33,8 @@ def scopes_of(layout: Layout | None, kind: AttentionKind) -> tuple[str, ...]:
     ``layout`` is None for a layer whose wiring is not known.
     """
     if layout is None:
-        return (*HEAD_MAPS, *(name for name, scope in SCOPES.items() if scope.end == "layer"))
+        whole = (s.name for s in SCOPES.values() if s.end == "layer" and not s.related)
+        return (*PER_HEAD, *whole)
     block = layout.cross if kind == "cross" else layout.attention
     assert block is not None
     ff = layout.ff
@@ -45,7 +46,9 @@ def scopes_of(layout: Layout | None, kind: AttentionKind) -> tuple[str, ...]:
             return True
         if scope.end == "norm":
             return block.after is not None
-        if scope.end == "layer":
+        if scope.cell == "zeroed" and not layout.parallel:
+            return last and not (isinstance(ff, Opaque) and ff.module is None)
+        if scope.end in ("layer", "kept"):
             return last
         if not last or scope.ff_norm_before != before:
             return False
@@ -172,27 +175,42 @@ class LayerChain:
             parts = self.parts("attention")
             if (branch := self.norm(self.block.branch)) is not None:
                 parts = parts.norm(branch)
-            if (scale := self._factor(self.block.scale)) is not None:
+            if (scale := self.factor(self.block.scale)) is not None:
                 parts = parts.scaled(scale)
             return parts.residual(self.residual)
         if end in ("ff_residual", "layer"):
             # In a parallel layer, the feed-forward's output belongs to the query itself.
             return self.parts("residual").residual(self.stations.ff_output())
+        if end == "kept":
+            return self._kept()
         if end == "ff_input":
             parts, norm = self.parts("block"), self.norm(self.layout.ff.before)
         else:
             parts, norm = self.parts("residual"), self.norm(self.block.after)
         return parts if norm is None else parts.norm(norm)
 
+    def _kept(self) -> Parts:
+        """Return the parts at the end of the layer, without what its feed-forward adds."""
+        ff, parts = self.layout.ff, self.parts("block")
+        if self.layout.parallel:
+            return parts
+        parts = self.parts("ff_input") if ff.normed else parts
+        carry, norm = self.factor(ff.carry), self.norm(ff.after)
+        parts = parts if carry is None else parts.scaled(carry)
+        return parts if norm is None else parts.norm(norm)
+
     def steps(self, end: Station) -> tuple[Linear, ...]:
         """List the linear steps applied to the vectors αf up to a station before any activation."""
         if end == "attention":
             return ()
-        steps = [self._linear_of(self.norm(self.block.branch)), self._factor(self.block.scale)]
-        if end in ("norm", "block", "ff_input"):
+        steps = [self._linear_of(self.norm(self.block.branch)), self.factor(self.block.scale)]
+        if end in ("norm", "block", "ff_input", "kept"):
             steps.append(self._linear_of(self.norm(self.block.after)))
-        if end == "ff_input":
-            steps.append(self._linear_of(self.norm(self.layout.ff.before)))
+        ff = self.layout.ff
+        if end == "ff_input" or (end == "kept" and ff.normed):
+            steps.append(self._linear_of(self.norm(ff.before)))
+        if end == "kept" and not self.layout.parallel:
+            steps += [self.factor(ff.carry), self._linear_of(self.norm(ff.after))]
         return tuple(step for step in steps if step is not None)
 
     @staticmethod
@@ -205,15 +223,23 @@ class LayerChain:
         """Return the model's own hidden state at a station."""
         if end == "attention":
             return self.captured.output
+        if end == "kept":
+            after = None if self.layout.parallel else self.norm(self.layout.ff.after)
+            added = self.stations.ff_output()
+            return self.stations.at("layer") - (added if after is None else after(added))
         return self.stations.at(end)
+
+    def ff_sum(self) -> Float[Tensor, "batch query hidden"]:
+        """Return the residual sum of the feed-forward block."""
+        return self.stations.at("ff_residual")
 
     @cached_property
     def stations(self) -> Stations:
         """The model's own states in the layer."""
         states = _RecordedStates(self.captured, self.whole)
         if self.whole.layout is None:
-            return Stations(None, None, states, self._factor)
-        return Stations(self.layout, self.block, states, self._factor)
+            return Stations(None, None, states, self.factor)
+        return Stations(self.layout, self.block, states, self.factor)
 
     def residual_sum(self) -> Tensor:
         """Return the residual sum of the attention block, as the next module receives it."""
@@ -233,7 +259,7 @@ class LayerChain:
             self._norms[path] = Norm(parameters, inputs)
         return self._norms[path]
 
-    def _factor(self, name: str | float | None) -> Linear | None:
+    def factor(self, name: str | float | None) -> Linear | None:
         """Return the multiplication by a vector or number of the layer."""
         if name is None:
             return None
@@ -248,7 +274,8 @@ class LayerChain:
         module = layer.module.get_submodule(path)
         return affine(module, f"{layer.name}.{path}", layer.given(path))
 
-    def feed_forward(self) -> FeedForwardSplit:
+    def feed_forward_weights(self) -> FeedForwardWeights:
+        """Return the linear maps of the feed-forward, and its activation."""
         layer, ff = self.whole, self.layout.ff
         assert not isinstance(ff, Opaque)
         first, first_bias = self._affine(ff.first)
@@ -264,13 +291,21 @@ class LayerChain:
             gate_bias, first_bias = biases[order[0]], biases[order[1]]
         second, second_bias = self._affine(ff.second)
         activation = activation_of(layer.module, ff)
-        carried, carry = self.parts("block"), self._factor(ff.carry)
+        return FeedForwardWeights(
+            first, first_bias, gate, gate_bias, second, second_bias, activation
+        )
+
+    def feed_forward(self) -> FeedForwardSplit:
+        """Return the split of the feed-forward over the keys."""
+        ff = self.layout.ff
+        assert not isinstance(ff, Opaque)
+        carried, carry = self.parts("block"), self.factor(ff.carry)
         return FeedForwardSplit(
-            FeedForwardWeights(first, first_bias, gate, gate_bias, second, second_bias, activation),
+            self.feed_forward_weights(),
             self.parts("ff_input"),
             carried if carry is None else carried.scaled(carry),
             branch=self.norm(ff.branch),
-            scale=self._factor(ff.scale),
+            scale=self.factor(ff.scale),
             after=self.norm(ff.after),
             ff_bias=self.how.ff_bias,
             memory=self.how.memory,

@@ -22,10 +22,13 @@ from normscope.capture.layers import LayerCapture
 from normscope.decomposition.block import Norm, Parts, length
 from normscope.decomposition.cells import NEGLIGIBLE, TINY, Cells, Positions
 from normscope.decomposition.chain import DecompositionOptions, LayerChain, by_replay, scopes_of
+from normscope.decomposition.closeness import closeness_map
+from normscope.decomposition.effective import effective_map
 from normscope.decomposition.maps import KEEP_NOTHING, Reduce, ScopeMap
 from normscope.decomposition.plain import lengths_by_kernel, maps_by_kernels
 from normscope.decomposition.replayed import ANCHOR, ReplayedLayer
-from normscope.decomposition.scopes import HEAD_MAPS, NORMS, SCOPES, WEIGHTS, Station
+from normscope.decomposition.scopes import NORMS, PER_HEAD, SCOPES, WEIGHTS, Station
+from normscope.decomposition.zeroing import zeroing_map
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.shapes import Float
 from normscope.kernels import Scratch
@@ -53,7 +56,7 @@ class LayerView:
             Positions.all(captured.shape, captured.device) if positions is None else positions
         )
         self.replayed = None if replayed is None or replayed.kind != captured.kind else replayed
-        self.scopes = HEAD_MAPS if layer is None else self._scopes(layer)
+        self.scopes = PER_HEAD if layer is None else self._scopes(layer)
         self.chain = LayerChain(captured, layer, self.how, scratch)
         self.attention, self.dtypes = self.chain.attention, self.chain.dtypes
         self.gaps: dict[str, Tensor] = {}  # name -> (batch,), not judged yet
@@ -86,15 +89,25 @@ class LayerView:
 
     def maps(self, wanted: Sequence[str], reduce: Reduce | None = None) -> dict[str, ScopeMap]:
         """Compute maps with the heads summed, in one pass over the queries, and note their gaps."""
+        related = {name: self._related_map(name) for name in wanted if SCOPES[name].related}
+        if related:
+            rest = [name for name in wanted if name not in related]
+            if reduce is not None:
+                for related_map in related.values():
+                    related_map.reduce_to(reduce)
+            return (self.maps(rest, reduce) if rest else {}) | related
         behind = [name for name in wanted if self.chain.is_behind(name)]
         replayed = [name for name in behind if self.chain.is_replayed(name)]
-        factored = [n for n in wanted if not self.chain.is_behind(n) and not SCOPES[n].weight]
+        unlinked = [n for n in wanted if n == NORMS or SCOPES[n].weight]
+        factored = [n for n in wanted if n not in unlinked and not self.chain.is_behind(n)]
         with without_tf32(self.captured.device):
-            maps = None if behind else maps_by_kernels(self, wanted, reduce)
-            if maps is not None:
-                self._note_gaps(maps, wanted)
-                return {name: maps[name] for name in wanted}
-            maps = self._fill(self.lengths([NORMS, *factored]), wanted, reduce)
+            fused = None if behind else maps_by_kernels(self, wanted, reduce)
+            if fused is not None:
+                self._note_gaps(fused, wanted)
+                return {name: fused[name] for name in wanted}
+            maps: dict[str, ScopeMap] = {}
+            for names in self._linear_chains(factored):
+                maps |= self._fill(self.lengths([NORMS, *names]), [*names, *unlinked], reduce)
         if replayed:
             maps |= self._replayed_maps(replayed)
         if len(behind) > len(replayed):
@@ -104,9 +117,28 @@ class LayerView:
                 maps[name].reduce_to(reduce)
         return {name: maps[name] for name in wanted if name in maps}
 
+    def _linear_chains(self, names: Sequence[str]) -> list[list[str]]:
+        """Divide scopes before any activation so that the linear steps of each extend another's."""
+        kept = [name for name in names if SCOPES[name].end == "kept"]
+        rest = [name for name in names if name not in kept]
+        return [rest, kept] if rest and kept else [list(names)]
+
+    def _related_map(self, name: str, *, each: bool = False) -> ScopeMap:
+        """Compute a map that is neither of lengths nor of weights, and note its gap."""
+        scope = SCOPES[name]
+        with without_tf32(self.captured.device):
+            if scope.cell == "projected":
+                related = effective_map(self, scope, each=each)
+            else:
+                compute = zeroing_map if scope.cell == "zeroed" else closeness_map
+                related = compute(self, scope)
+        assert related.gaps is not None
+        self.note_gap(name, related.gaps)
+        return related
+
     def head_maps(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
         """Compute the maps of attention for every head, and note their gaps."""
-        cells, attention = self._cells(), self.attention
+        cells, attention = self.cells_to_check(), self.attention
         with without_tf32(self.captured.device):
             alpha, output = self.captured.alpha, self.captured.output
             weighted = attention.head_norms()
@@ -114,6 +146,9 @@ class LayerView:
         maps = {}
         for name in wanted:
             scope = SCOPES[name]
+            if scope.related:
+                maps[name] = self._related_map(name, each=True)
+                continue
             wide = torch.promote_types(alpha.dtype, torch.float32)
             values = alpha.to(wide) if scope.weight else weighted
             maps[name] = ScopeMap(
@@ -127,7 +162,7 @@ class LayerView:
             )
             if cells is not None:
                 maps[name].at_cells = cells.of(values)
-            self._note_gap_of(maps[name], cells)
+            self.note_gap_of(maps[name], cells)
         return maps
 
     def lengths(self, wanted: Sequence[str]) -> dict[str, ScopeMap]:
@@ -204,6 +239,12 @@ class LayerView:
         """Return the model's own hidden state at the end of a scope."""
         return self.chain.real(SCOPES[scope].end)
 
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype in which vectors are built: the model's, at least float32."""
+        own = torch.promote_types(self.captured.output.dtype, torch.float32)
+        return torch.float64 if self.attention.rebuilt else own
+
     @cached_property
     def total_norm(self) -> Float[Tensor, "batch query"]:
         """‖Σ_j s_ij‖, from the model's own output."""
@@ -276,7 +317,7 @@ class LayerView:
         """Compute the maps behind an activation in one pass, and note their gaps."""
         scopes = [SCOPES[n] for n in self.scopes if self.chain.is_behind(n)]
         stages = [scope for scope in scopes if scope.end != "layer"]
-        cells = self._cells()
+        cells = self.cells_to_check()
         measured = self.chain.feed_forward().measure(stages, self.real, self.positions.keys)
         measured += [replace(measured[-1], scope=s) for s in scopes if s not in stages]
         maps = {}
@@ -288,7 +329,7 @@ class LayerView:
                 assert scope_map.values is not None
                 scope_map.at_cells = cells.of(scope_map.values)
             scope_map.mixing_ratio = scope_map.ratio()
-            self._note_gap_of(scope_map, cells)
+            self.note_gap_of(scope_map, cells)
             maps[name] = scope_map
         return maps
 
@@ -310,7 +351,7 @@ class LayerView:
                 name, self.real(name), keys, column and not SCOPES[name].per_head
             )
             maps[name].mixing_ratio = maps[name].ratio()
-            self._note_gap_of(maps[name], None)
+            self.note_gap_of(maps[name], None)
             if anchored is not None:
                 self.note_gap(name, anchored)
         return maps
@@ -339,9 +380,9 @@ class LayerView:
 
     def _note_gaps(self, maps: dict[str, ScopeMap], wanted: Sequence[str]) -> None:
         """Note the gaps of several maps, and of their cells to the definition."""
-        cells = self._cells()
+        cells = self.cells_to_check()
         for name in wanted:
-            self._note_gap_of(maps[name], cells)
+            self.note_gap_of(maps[name], cells)
             if cells is not None and self.captured.gate is None:
                 self.note_gap(name, cells.gap_of_norms(self.transformed_norm))
 
@@ -382,7 +423,7 @@ class LayerView:
         drawn = self.positions.drawn_queries(self.captured.layer)
         return torch.maximum(context, self.attention.projection_gap(drawn))
 
-    def _note_gap_of(self, scope_map: ScopeMap, cells: Cells | None) -> None:
+    def note_gap_of(self, scope_map: ScopeMap, cells: Cells | None) -> None:
         """Note the gap of a map to the model's own state, and of its cells to the definition."""
         if scope_map.gaps is not None:
             gap = scope_map.gaps
@@ -400,7 +441,7 @@ class LayerView:
                 gap = torch.maximum(gap, scope_map.spot_gap(cells))
         self.note_gap(scope_map.scope.name, gap)
 
-    def _cells(self) -> Cells | None:
+    def cells_to_check(self) -> Cells | None:
         """Build the cells to spot-check in this layer, or return None."""
         drawn = self.positions.cells(self.captured.layer)
         return None if drawn is None else self.attention.at(*drawn)

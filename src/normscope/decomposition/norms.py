@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from normscope.decomposition.scopes import HEAD_MAPS
+from normscope.decomposition.scopes import PER_HEAD
 from normscope.errors import UnsupportedModelError
 from normscope.foundation.caching import ModuleCache, tensor_state
 from normscope.foundation.shapes import Float
@@ -75,7 +75,7 @@ def read_norm(
         raise UnsupportedModelError(
             f"{name} ({type(module).__name__}): its parameters are kept off the device it runs on "
             "and cannot be read. Load the model without offloading, or ask for: "
-            f"{', '.join(HEAD_MAPS)}."
+            f"{', '.join(PER_HEAD)}."
         )
     weight, bias = (_widened(tensor, wide) for tensor in own)
     # Some classes have ε in their code; torch's RMSNorm may use the ε of the dtype.

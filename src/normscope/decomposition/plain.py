@@ -173,6 +173,8 @@ def _is_plain(view: LayerView, ends: set[Station]) -> bool:
     if view.layer is None or ends == {"attention"}:
         return True
     block = view.chain.block
+    if "kept" in ends:
+        return False
     plain = block.branch is None and block.scale is None and not view.chain.layout.parallel
     two_norms = block.after is not None and "ff_input" in ends
     return plain and not two_norms and view.captured.residual is not None

@@ -12,9 +12,9 @@ from typing import Any
 
 from normscope.decomposition.reductions import check_reductions
 from normscope.decomposition.scopes import (
-    HEAD_MAPS,
     NAMES,
     NORMS,
+    PER_HEAD,
     SCOPES,
     WEIGHTS,
     behind_feed_forward,
@@ -101,16 +101,21 @@ class AnalysisOptions:
         for name, valid in CHOICES.items():
             if (value := getattr(self, name)) not in valid:
                 raise InputError(f"{name} must be one of {', '.join(valid)}, not {value!r}")
-        rest = [name for name in maps if name not in HEAD_MAPS]
+        rest = [name for name in maps if name not in PER_HEAD]
         if self.heads == "each" and rest:
             raise InputError(
                 "a residual, a norm or a feed-forward belongs to no single head: "
                 f'{", ".join(rest)} exist for heads="sum" only; with heads="each" there is: '
-                f"{', '.join(HEAD_MAPS)}"
+                f"{', '.join(PER_HEAD)}"
             )
         reduce = check_reductions(self.reduce) if self.reduce else ()
         if reduce and self.heads == "each":
             raise InputError("reduce works on maps of summed heads, not on those of single heads")
+        if reduce and (signed := [name for name in maps if SCOPES[name].signed]):
+            raise InputError(
+                f"cells of {', '.join(signed)} may be negative, so sums and ranks over keys mean "
+                "little: leave out reduce, or this map"
+            )
         return replace(
             self,
             maps=maps,

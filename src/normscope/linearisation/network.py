@@ -154,18 +154,18 @@ class Network(LeavableMode):
             return self._embed(func, args, kwargs)
         if name == "_set_grad_enabled" and self.keeps_gradients and not args[0]:
             return None
-        args, kwargs, states = _without_parameters(args, kwargs)
+        args, kwargs, states = without_parameters(args, kwargs)
         if not states or not torch.is_grad_enabled():
             if self.pushes:  # nor do constants have components
                 args, kwargs = _without_components(args, kwargs)
-            return _carry_weights(args, func(*args, **kwargs))
+            return carry_weights(args, func(*args, **kwargs))
         if self.rules.difference and name in functions.CHOICES:
             return self._choose(func, args, kwargs)
         if name in functions.LINEAR:
             value = func(*args, **kwargs)
             if name in functions.CASTS:
                 self.dtypes.add(value.dtype)
-            return _carry_weights(args, value)
+            return carry_weights(args, value)
         if name[-1] == "_" != name[-2] and name not in functions.FILLS:
             return self._in_place(name, args, kwargs)
         handler = self._handlers.get(name, Network._unknown)
@@ -302,7 +302,7 @@ class Network(LeavableMode):
     def _embed(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
         ids, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
         part = self.structure.embeddings.get(id(weight))
-        args, kwargs, _ = _without_parameters(args, kwargs)
+        args, kwargs, _ = without_parameters(args, kwargs)
         value: Tensor = func(*args, **kwargs)
         if self.depth or (self.structure.stacks and self.stage is None):
             return value
@@ -577,7 +577,7 @@ class Network(LeavableMode):
             alpha = self.tangent(softmax, (args[0],))
         if alpha.requires_grad:
             self.dtypes.add(alpha.dtype)
-        alpha._normscope_weights = True  # type: ignore[attr-defined]
+        mark_weights(alpha)
         return alpha
 
     def _statistic(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
@@ -688,7 +688,7 @@ def _without_components(args: Arguments, kwargs: Keywords) -> tuple[Arguments, K
     return args, {name: _map(a, Tensor.detach) for name, a in kwargs.items()}
 
 
-def _without_parameters(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords, bool]:
+def without_parameters(args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords, bool]:
     """Detach parameters, and tell whether a state is among the arguments."""
     args = tuple(_map(argument, _constant_parameter) for argument in args)
     if kwargs:
@@ -700,11 +700,16 @@ def _constant_parameter(tensor: Tensor) -> Tensor:
     return tensor.detach() if tensor.requires_grad and tensor.is_leaf else tensor
 
 
-def _carry_weights(args: Arguments, value: Any) -> Any:
+def carry_weights(args: Arguments, value: Any) -> Any:
     """Note that a value is attention weights still, after a cast, a view or dropout."""
     if args and getattr(args[0], "_normscope_weights", False) and isinstance(value, Tensor):
-        value._normscope_weights = True  # type: ignore[attr-defined]
+        mark_weights(value)
     return value
+
+
+def mark_weights(tensor: Tensor) -> None:
+    """Note that a tensor is attention weights."""
+    tensor._normscope_weights = True  # type: ignore[attr-defined]
 
 
 def _mark(tensor: Tensor, gate: _Gate) -> Tensor:

@@ -77,6 +77,16 @@ RULES = {
             reference="Achtibat et al., ICML 2024",
         ),
         Rules(
+            "cp_lrp",
+            "layer-wise relevance propagation with attention weights and gates held",
+            attention=(0.0, 0.0, 1.0),
+            softmax="held",
+            norm="held",
+            activation="slope",
+            product="gate",
+            reference="Ali et al., ICML 2022",
+        ),
+        Rules(
             "input_x_gradient",
             "the input times the gradient; offsets of the tangents are biases",
             attention=(1.0, 1.0, 1.0),

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from normscope.capture import Capture
 from normscope.decomposition.available import available
 from normscope.decomposition.chain import DecompositionOptions
+from normscope.decomposition.closeness import feed_forward_share
 from normscope.decomposition.layer import LayerView
 from normscope.decomposition.maps import Reduce
 from normscope.decomposition.reductions import largest
-from normscope.decomposition.scopes import behind_feed_forward, need_whole_layers
+from normscope.decomposition.scopes import SCOPES, behind_feed_forward, need_whole_layers, related
 from normscope.engine.batch import Batch, with_residual
 from normscope.engine.given import row_count
 from normscope.engine.measure import Needs, Observed, Part
@@ -37,6 +38,7 @@ SPOT_CHECK = 3  # one layer in this many has cells computed again from the defin
 KEPT = {  # the axes of reductions and of arrays that accompany a map
     "mixing_ratio": ("layer", "query"),
     "bias_share": ("layer", "query"),
+    "ff_share": ("layer", "query"),
     "row_sum": ("layer", "query"),
     "argmax": ("layer", "query"),
     "top_key": ("layer", "query", "rank"),
@@ -64,7 +66,7 @@ class Maps:
             weights=self.heads == "each" or bool(behind),
             masks=True,
             spot_check=SPOT_CHECK,
-            recordable=not (options.reduce or behind),
+            recordable=not (options.reduce or behind or related(self.maps)),
             slow=bool(behind),
             replay=tuple(behind) if options.ff_bias == "path" else (),
             how=DecompositionOptions(
@@ -88,12 +90,14 @@ class Maps:
         if not self.options.reduce and captured.gate is None:
             noted["transformed_norm/"] = view.transformed_norm.to(stored)
         for name, scope_map in maps.items():
-            summed = not scope_map.scope.weight and self.heads == "sum"
+            summed = scope_map.scope.cell == "length" and self.heads == "sum"
+            routed = scope_map.scope.cell == "routed" and not self.options.reduce
             kept = {
                 "map": scope_map.values,
                 **scope_map.reduced,
                 "mixing_ratio": scope_map.mixing_ratio,
                 "bias_share": scope_map.bias if summed else None,
+                "ff_share": feed_forward_share(view) if routed else None,
             }
             for kind, tensor in kept.items():
                 if tensor is not None:
@@ -280,7 +284,10 @@ class _Cut:
             tensor = tensor.index_select(place, indices)
         if column.kind == "map":
             name = column.map_name
-            return LabelledArray(tensor, column.axes, self.tokens, self.labels, name=name)
+            signed = SCOPES[name].signed
+            return LabelledArray(
+                tensor, column.axes, self.tokens, self.labels, name=name, signed=signed
+            )
         return LabelledArray(
             tensor, column.axes, self.tokens, self.labels, name=column.kind, key_reduce="mean"
         )

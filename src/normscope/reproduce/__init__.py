@@ -6,6 +6,10 @@
     measurements   the numbers of a run, and how exhibits are made from them
     exhibits       tables, figures and findings under the papers' names
     emnlp2020, emnlp2021, iclr2024   what each paper shows and found
+    comparisons    what experiments on methods of attribution share
+    attribution_sst2, attribution_lm, alti_plus   measure methods as several papers did
+    sst2_exhibits, lm_exhibits       what these papers show and found
+    finetune, prompts, rollouts, yardsticks       classifiers, data and references for them
     frequency      exhibits that depend on frequency ranks
     statistics     statistics that only the reproductions need
     cost           the cost of statistics in forward passes

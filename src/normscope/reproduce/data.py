@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from normscope.errors import InputError
+from normscope.models.default import sha256_of
 from normscope.reproduce.options import SEQUENCES
 
 LONGEST = 128  # tokens
@@ -44,7 +44,7 @@ def read_sequences(files: Sequence[Path], count: int = SEQUENCES) -> Sequences:
         if not file.is_file():
             raise InputError(f"there is no file {str(file)!r}; {WHERE}")
     names = tuple(file.name for file in files)
-    hashes = tuple(map(_sha256, files))
+    hashes = tuple(map(sha256_of, files))
     if any(file.suffix.lower() in PICKLES for file in files):
         if len(files) > 1:
             raise InputError("Clark et al.'s file cannot be combined with other files")
@@ -87,8 +87,3 @@ def read_paragraphs(file: Path) -> list[str]:
 
 def _is_heading(line: str) -> bool:
     return line.startswith("=") and line.endswith("=")
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -20,7 +20,7 @@ from normscope.reproduce.cost import Cost, measure_cost, read_cost, write_cost
 from normscope.reproduce.data import LONGEST, Sequences, read_sequences
 from normscope.reproduce.exhibits import Finding, Report, count_from_one, published
 from normscope.reproduce.measurements import ExhibitPlan, Measurements
-from normscope.reproduce.options import ReproduceOptions
+from normscope.reproduce.options import SEQUENCES, ReproduceOptions
 from normscope.reproduce.statistics import FrequencyPointsById
 from normscope.text.limits import max_length_of
 
@@ -76,7 +76,8 @@ class CorpusExperiment:
         )
 
     def _run(self, options: ReproduceOptions) -> _ExperimentRun:
-        sequences = read_sequences(options.data, options.sequences)
+        count = SEQUENCES if options.sequences is None else options.sequences
+        sequences = read_sequences(options.data, count)
         model, tokenizer = _load_model(options)
         # Mixing ratios are those of the unmasked text if the tokenizer has no mask token.
         masking = 0.0 if tokenizer.mask_token is None else StatisticSettings.masking
@@ -85,7 +86,7 @@ class CorpusExperiment:
         if options.ranks != "ids" and any(s.name == "frequency" for s in statistics):
             statistics.append(FrequencyPointsById(settings))
         if options.output is not None:
-            _check_folder(options.output)
+            check_folder(options.output)
         sample = self.sample if options.sample is None else options.sample
         result = corpus(
             model,
@@ -144,7 +145,7 @@ def longest_sequence(model: Any, tokenizer: Any) -> int:
     return LONGEST if limit is None else min(LONGEST, limit)
 
 
-def _check_folder(output: Path) -> None:
+def check_folder(output: Path) -> None:
     """Raise InputError if the folder has files but no reproduction."""
     if not output.exists():
         return

@@ -5,12 +5,15 @@ This module imports nothing heavy, so that the command line can show its help at
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from normscope.errors import InputError
+
 NMT = "emnlp2020-nmt"  # the experiment that trains translation models
-SEQUENCES = 992  # as many as in the papers
+SST2, LM, ALTI_PLUS = "attribution-sst2", "attribution-lm", "alti-plus"
+SEQUENCES = 992  # as many as in the papers of the corpus experiments
 
 
 def _shown(text: str, metavar: str | None = None, **more: Any) -> dict[str, Any]:
@@ -29,7 +32,8 @@ class ReproduceOptions:
         default=None,
         metadata=_shown(
             "A folder, or a name on the Hugging Face hub (owner/name). Default: bert-base-uncased "
-            "from the hub, the model of the papers.",
+            f"from the hub, the model of the papers; {SST2}: MiniLM; {LM}: SmolLM2; {ALTI_PLUS}: "
+            "the German-English model of normscope.",
             "NAME",
         ),
     )
@@ -37,7 +41,9 @@ class ReproduceOptions:
         default=(),
         metadata=_shown(
             "The papers' sequences, unlabeled_attn.pkl of Clark et al.; or a text file with one "
-            "paragraph per line, from which pairs are made. May be repeated.",
+            f"paragraph per line, from which pairs are made. {SST2}: sentences and labels to "
+            f"fine-tune on (.tsv). {LM}: prompts with evidence (.csv), passages (.json), or "
+            "folders of them. May be repeated.",
             "FILE",
         ),
     )
@@ -50,8 +56,14 @@ class ReproduceOptions:
             option=("--output", "-o"),
         ),
     )
-    sequences: int = field(
-        default=SEQUENCES, metadata=_shown("Use the first N sequences.", "N", min=1)
+    sequences: int | None = field(
+        default=None,
+        metadata=_shown(
+            f"Use the first N sequences, sentences, pairs, or prompts of each set. Default: all; "
+            f"{SEQUENCES} of a text.",
+            "N",
+            min=1,
+        ),
     )
     sample: int | float | None = field(
         default=None,
@@ -88,12 +100,18 @@ class ReproduceOptions:
     restart: bool = field(default=False, metadata=_shown("Delete the run in DIR and start again."))
     valid: tuple[Path, ...] = field(
         default=(),
-        metadata=_shown(f"{NMT}: validation text, in the same format as --data.", "FILE"),
+        metadata=_shown(
+            f"{NMT}: validation text, in the same format as --data. {SST2}: the sentences and "
+            "labels to measure on (.tsv).",
+            "FILE",
+        ),
     )
     gold: tuple[Path, ...] = field(
         default=(),
         metadata=_shown(
-            f"{NMT}: German text, English text and gold links (.talp), in three options.", "FILE"
+            f"{NMT}, {ALTI_PLUS}: German text, English text and gold links (.talp), in three "
+            "options.",
+            "FILE",
         ),
     )
     recipe: str = field(
@@ -103,5 +121,26 @@ class ReproduceOptions:
         default=None, metadata=_shown(f"{NMT}: minutes of training for each direction.", "N")
     )
     steps: int | None = field(
-        default=None, metadata=_shown(f"{NMT}: number of updates, instead of minutes.", "N")
+        default=None,
+        metadata=_shown(
+            f"{NMT}: number of updates, instead of minutes. {SST2}: number of updates. Default: 5 "
+            "times the data.",
+            "N",
+        ),
     )
+    method: tuple[str, ...] = field(
+        default=(),
+        metadata=_shown(
+            f"{SST2}, {LM}: measure only this method of normscope methods. May be repeated. "
+            "Default: those of the papers, and more.",
+            "METHOD",
+        ),
+    )
+
+    def check(self, experiment: str, *used: str) -> None:
+        """Raise InputError if an option was given that an experiment does not use."""
+        always = {"model", "output", "restart", "device", "dtype", "revision", "sequences", "seed"}
+        for entry in fields(self):
+            given = getattr(self, entry.name) != entry.default
+            if given and entry.name not in always and entry.name not in used:
+                raise InputError(f"{experiment} has no --{entry.name}; leave it out")

@@ -10,7 +10,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from normscope.foundation.files import cannot, make_folder, write_file
 from normscope.foundation.texts import printable, utf8
@@ -227,7 +227,8 @@ def _show_table(title: str, table: Table, console: Console) -> None:
     columns = table.lists()
     shown = TerminalTable(title=title, title_justify="left")
     for name, values in columns.items():
-        shown.add_column(name, justify="right" if _is_numeric(values) else "left")
+        side: Literal["left", "right"] = "right" if _is_numeric(values) else "left"
+        shown.add_column(name, justify=side, overflow="fold")
     for row in zip(*columns.values(), strict=True):
         shown.add_row(*map(_text, row))
     # On a narrow terminal the lines of a table wrap, because rich would cut off numbers.

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from normscope.errors import InputError
-from normscope.reproduce import emnlp2020, emnlp2021, iclr2024
+from normscope.reproduce import (
+    alti_plus,
+    attribution_lm,
+    attribution_sst2,
+    emnlp2020,
+    emnlp2021,
+    iclr2024,
+)
+from normscope.reproduce.comparisons import MethodExperiment
 from normscope.reproduce.exhibits import Report
 from normscope.reproduce.measure import CorpusExperiment
 from normscope.reproduce.options import ReproduceOptions
 from normscope.reproduce.report import write
 
-EXPERIMENTS: dict[str, CorpusExperiment] = {
-    experiment.name: experiment
-    for experiment in (emnlp2020.EXPERIMENT, emnlp2021.EXPERIMENT, iclr2024.EXPERIMENT)
+EXPERIMENTS: dict[str, CorpusExperiment | MethodExperiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (
+        *(emnlp2020, emnlp2021, iclr2024),
+        *(attribution_sst2, attribution_lm, alti_plus),
+    )
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -60,7 +61,7 @@ class Attribution:
             by default, the scores as the only part.
         part_names: The names of the parts; ("word",) for a single part.
         error: The worst relative gap, |value − Σ shares − bias| / (Σ|shares| + |bias|); by
-            default, that of the given numbers.
+            default, that of the given numbers. NaN for scores that are sizes, not shares.
         sides: For each token "text", "pair", "continuation", "source", "target", "image", "audio"
             or "objects" (what a detector asks an image for); "text" by default.
         steps: The explained tokens if there are several; None for one answer.
@@ -68,12 +69,16 @@ class Attribution:
         foil: What the answer is compared with, if anything.
         settings: How it was computed: "method", "units", "baseline", "gate". "question" is the
             headline that shows what was asked; by default it is made from answer and foil.
+            "signed" and "complete" are "no" for scores that are sizes, or that do not add up to
+            the value; "unit" is the unit of scores that do not have the value's.
         spread: The standard deviation of the scores over several baselines.
+        lens: (layer,) or (step, layer): the value that the states entering each layer, and leaving
+            the last, would give: the logit lens.
         trace: Shares inside the model.
         signature: A line of text, or an object whose ``text()`` gives it when it is first read.
 
     Raises:
-        InputError: If shapes differ, or shares and bias do not add up to the value.
+        InputError: If shapes differ, or shares that are complete do not add up to the value.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class Attribution:
         foil: str | None = None,
         settings: Mapping[str, str] | None = None,
         spread: Numbers | None = None,
+        lens: Numbers | None = None,
         trace: TracedShares | None = None,
         signature: SignatureSource | str = "",
     ) -> None:
@@ -106,6 +112,7 @@ class Attribution:
             scores = self.parts.sum("part")
         self.scores = self._array("scores", scores, ("token",))
         self.spread = None if spread is None else self._array("spread", spread, ("token",))
+        self.lens = None if lens is None else self._array("lens", lens, ("layer",))
         self.value, self.bias = self._number("value", value), self._number("bias", bias)
         self._trace = None if trace is None else self._checked_trace(trace)
         self.error = self._checked_error(error)
@@ -136,7 +143,8 @@ class Attribution:
         for axis, tokens in known.items():
             if axis in axes and tokens is not None:
                 own[axis] = tokens
-        return LabelledArray(numbers, axes, own, labels, name=name, signed=True)
+        signed = self.signed or name not in ("scores", "parts")
+        return LabelledArray(numbers, axes, own, labels, name=name, signed=signed)
 
     def _number(self, name: str, value: Numbers) -> Any:
         """Return a float, or with several steps a read-only array with one entry for each."""
@@ -198,7 +206,11 @@ class Attribution:
         missing = np.abs(self.scores.values - self.parts.sum("part").values)
         size = np.abs(self.scores.values).sum(axis=-1, keepdims=True)
         check_gap(missing / np.where(size > 0, size, 1.0), 0.0, "the parts of a token")
+        if not self.signed:
+            return math.nan
         gap = relative_gap(np.asarray(self.value), self.scores.values, np.asarray(self.bias))
+        if not self.complete:
+            return float(gap.max(initial=0.0))
         if error is not None:
             if not (np.isfinite(error) and error >= 0):
                 raise InputError(f"error is {error}; give a number that is not negative")
@@ -219,8 +231,23 @@ class Attribution:
 
     @property
     def units(self) -> str:
-        """The units of value and shares: "logit" or "logprob"."""
+        """The units of the value: "logit" or "logprob"; see `unit` for those of the scores."""
         return self.settings.get("units", "logit")
+
+    @property
+    def signed(self) -> bool:
+        """Whether scores count for and against the answer; otherwise they are sizes."""
+        return self.settings.get("signed") != "no"
+
+    @property
+    def complete(self) -> bool:
+        """Whether scores and bias add up to the value."""
+        return self.settings.get("complete") != "no"
+
+    @property
+    def unit(self) -> str:
+        """The unit of the scores; for most methods that of the value, `units`."""
+        return self.settings.get("unit", self.units)
 
     @property
     def question(self) -> str:
@@ -380,10 +407,11 @@ class Attribution:
             answer=answer,
             foil=self.foil,
             settings={**self.settings, "steps": f"{a}:{b}"},
+            lens=summed(self.lens),
             trace=trace,
             signature=self._signature,
         )
-        together.error = max(together.error, self.error)
+        together.error = float(np.fmax(together.error, self.error))
         return together
 
     def spans(self, ranges: Sequence[tuple[int, int]], step: int | None = None) -> list[float]:
@@ -442,10 +470,11 @@ class Attribution:
             answer=self.answer,
             foil=self.foil,
             settings=self.settings,
+            lens=self.lens,
             trace=trace,
             signature=self._signature,
         )
-        merged.error = max(merged.error, self.error)
+        merged.error = float(np.fmax(merged.error, self.error))
         return merged
 
     def _trace_arrays(self) -> dict[str, LabelledArray]:
@@ -457,7 +486,8 @@ class Attribution:
         """Return every stored array by name: scores, parts, spread, and trace/layers etc."""
         traced = {f"trace/{name}": array for name, array in self._trace_arrays().items()}
         own = {"scores": self.scores, "parts": self.parts}
-        return own | ({} if self.spread is None else {"spread": self.spread}) | traced
+        more = {"spread": self.spread, "lens": self.lens}
+        return own | {name: array for name, array in more.items() if array is not None} | traced
 
     # ---- comparing
 
@@ -489,8 +519,13 @@ class Attribution:
         return (
             f"Attribution of {printable(str(self.answer))!s:.60}: value {value:.4g}, {steps}"
             f"{len(self.tokens)} tokens ({abridged(self.tokens)}), "
-            f"bias {np.sum(self.bias):.4g}, error {self.error:.1e}"
+            f"bias {np.sum(self.bias):.4g}, {self._proof()}"
         )
+
+    def _proof(self) -> str:
+        if math.isnan(self.error):
+            return f"{self.method}: no sum"
+        return f"error {self.error:.1e}"
 
     # ---- converting
 
@@ -509,12 +544,13 @@ class Attribution:
             "parts": self.parts.values.tolist(),
             "value": np.asarray(self.value).tolist(),
             "bias": np.asarray(self.bias).tolist(),
-            "error": self.error,
+            "error": None if math.isnan(self.error) else self.error,
             "settings": dict(self.settings),
             "signature": self.signature,
         }
-        if self.spread is not None:
-            plain["spread"] = self.spread.values.tolist()
+        for name, array in (("spread", self.spread), ("lens", self.lens)):
+            if array is not None:
+                plain[name] = array.values.tolist()
         if self._trace is not None:
             kept = self._trace_arrays()
             kept.pop("edges", None)
@@ -531,7 +567,7 @@ class Attribution:
         write_file(path, self._json())
 
     def _rows(self) -> list[tuple[Any, ...]]:
-        """Return a row for each step and token, and one for each step's bias."""
+        """Return a row for each step and token, and one for each step's bias, if it has one."""
         rows: list[tuple[Any, ...]] = []
         scores = np.atleast_2d(self.scores.values)
         parts = self.parts.values.reshape(len(scores), len(self.part_names), -1)
@@ -543,6 +579,8 @@ class Attribution:
                 shares = (float(scores[step, at]), *parts[step, :, at].tolist())
                 rows.append((step, answer, at, *facts, *shares))
             nothing = ("",) * len(self.part_names)
+            if not self.complete:
+                continue
             rows.append((step, answer, "", "", "", "bias", float(bias[step]), *nothing))
         return rows
 
@@ -553,8 +591,9 @@ class Attribution:
         """Write a table with a row for each step and token; floats with all their digits.
 
         A last row of each step, with "bias" as its side, has the bias's share: so the column
-        "share" adds up to the value. A text that a spreadsheet would take for a formula (it begins
-        with "=", "+", "-", "@", a tab or a line end) has an apostrophe before it.
+        "share" adds up to the value. Scores that do not add up have no such row. A text that a
+        spreadsheet would take for a formula (it begins with "=", "+", "-", "@", a tab or a line
+        end) has an apostrophe before it.
         """
         check_file(path, (".csv",))
         write_file(path, "".join(csv_lines([self._columns(), *self._rows()])))

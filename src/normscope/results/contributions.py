@@ -197,6 +197,9 @@ class Contributions:
     bias_share = _kind(
         "bias_share", "Map name -> (layer, query): the norm of what belongs to no token."
     )
+    ff_share = _kind(
+        "ff_share", "Map name -> (layer, query): the feed-forward's share of its residual sum."
+    )
     row_sum = _kind("row_sum", "Map name -> (layer, query): the sum over keys, if asked for.")
     argmax = _kind("argmax", "Map name -> (layer, query): the key that contributes most.")
     top_key = _kind("top_key", "Map name -> (layer, query, rank): keys, the largest first, or -1.")

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from normscope.decomposition.scopes import HEAD_MAPS, SCOPES
+from normscope.decomposition.scopes import HEAD_MAPS, PER_HEAD, SCOPES
 from normscope.engine.options import CHOICES
 from normscope.foundation.texts import to_json
 
@@ -175,5 +175,5 @@ def _maps(fields: Mapping[str, Any], available: list[str]) -> dict[str, Any]:
     if heads not in CHOICES["heads"]:
         raise HTTPException(400, f"heads must be one of: {', '.join(CHOICES['heads'])}")
     if heads == "each" and not all(SCOPES[name].per_head for name in maps):
-        raise HTTPException(400, f"single heads have only these maps: {', '.join(HEAD_MAPS)}")
+        raise HTTPException(400, f"single heads have only these maps: {', '.join(PER_HEAD)}")
     return {"maps": list(dict.fromkeys(maps)), "heads": heads}

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from normscope.decomposition.scopes import HEAD_MAPS, NAMES, SCOPES, Scope
+from normscope.decomposition.scopes import HEAD_MAPS, NAMES, PER_HEAD, SCOPES, Scope
 from normscope.errors import InputError, NormscopeError
 from normscope.foundation.files import make_folder
 
@@ -75,7 +75,7 @@ def _is_suggested(scope: Scope) -> bool:
     whole_layer = scope.end == "ff_norm" or (
         scope.end == "ff_residual" and scope.ff_norm_before is True
     )
-    return scope.per_head or scope.end == "norm" or whole_layer
+    return scope.name in HEAD_MAPS or scope.end == "norm" or whole_layer
 
 
 def load_models(
@@ -99,7 +99,7 @@ def load_models(
             name,
             model,
             tokenizer,
-            tuple(scope for scope in NAMES if scope in HEAD_MAPS or scope in layer_maps),
+            tuple(scope for scope in NAMES if scope in PER_HEAD or scope in layer_maps),
             min(max_length, limit or max_length),
             bool(getattr(model.config, "is_encoder_decoder", False)),
             describe_questions(model, tokenizer),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from normscope.decomposition.scopes import NORMS, SCOPES, WEIGHTS
+from normscope.decomposition.scopes import NORMS, SCOPES, WEIGHTS, scope_of
 from normscope.errors import InputError
 from normscope.foundation.texts import printable
 from normscope.results.arrays import LabelledArray
@@ -42,9 +42,9 @@ class Opening:
 
 
 def row_shares(values: Any) -> NDArray[np.float64]:
-    """Divide every row of (…, query, key) by its sum; a row of zeros stays as it is."""
+    """Divide every row of (…, query, key) by its sum of absolute values; zeros stay zeros."""
     wide = np.asarray(values, dtype=np.float64)
-    total = wide.sum(axis=-1, keepdims=True)
+    total = np.abs(wide).sum(axis=-1, keepdims=True)
     return np.divide(wide, total, out=np.zeros_like(wide), where=total > 0)
 
 
@@ -55,7 +55,8 @@ def difference(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArr
 
 def whole(name: str) -> str:
     """Return what the rows of a map are shares of, as in "the attention weight"."""
-    return SCOPES[name].whole if name in SCOPES else f"the sum of {name}"
+    scope = scope_of(name)
+    return f"the sum of {name}" if scope is None else scope.whole
 
 
 def most_different(result: Contributions | Sequence[Contributions]) -> Opening:

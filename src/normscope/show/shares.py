@@ -59,7 +59,7 @@ def report(result: Attribution, console: Console) -> None:
             print_grid(grid, console, width, signed=True, what="shares")
     console.print(_coloured(result, shares, coloured=console.color_system is not None), width=width)
     if console.color_system is not None:
-        console.print(_legend())
+        console.print(_legend(result))
     console.print()
     if result.steps is not None:
         _print_steps(result, console, width)
@@ -108,9 +108,13 @@ def _coloured(result: Attribution, shares: NDArray[np.float64], *, coloured: boo
     return text
 
 
-def _legend() -> Text:
+def _legend(result: Attribution) -> Text:
     """Return what the colours mean."""
     legend = _plain("")
+    if not result.signed:
+        legend.append(" large ", style=_style(0.7))
+        legend.append(" scores, of either sign", style="dim")
+        return legend
     legend.append(" for ", style=_style(0.7))
     legend.append(" and ", style="dim")
     legend.append(" against ", style=_style(-0.7))
@@ -155,10 +159,10 @@ def _print_list(
     if len(order) > LISTED:
         rest = float(shares[order[LISTED:]].sum())
         rows.append(("", f"{len(order) - LISTED} more tokens", rest))
-    if bias or "baseline" not in result.settings:
+    if result.complete and (bias or "baseline" not in result.settings):
         rows.append(("", "bias", bias))
     total = float(shares.sum()) + bias
-    decimals = decimals_for(total, *(share for *_, share in rows))
+    decimals = decimals_for(total if result.complete else 0.0, *(share for *_, share in rows))
     largest = max(abs(share) for *_, share in rows)
     room = max(6, min(NAME, width - 2 * BAR - 20))
     for position, name, share in rows:
@@ -168,6 +172,8 @@ def _print_list(
         line.append(f" {signed(share, decimals):>10}  ")
         _append_bar(line, share / largest if largest else 0.0)
         console.print(line, width=width, no_wrap=True, crop=True)
+    if not result.complete:
+        return
     line = _plain(f"{'':>5} ")
     line.append(_fitted("sum", room), style="bold")
     line.append(f" {signed(total, decimals):>10}", style="bold")

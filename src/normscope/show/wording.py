@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from normscope.decomposition.scopes import SCOPES, Scope
+from normscope.decomposition.scopes import Scope, scope_of
 from normscope.foundation.texts import printable
 from normscope.results.attribution import Attribution
 
@@ -36,7 +36,7 @@ def describe(name: str, *, per_head: bool = False, residual_column: bool = False
         residual_column: Whether the residual is a column of its own, as in cross-attention, where
             no key is the query itself.
     """
-    scope = SCOPES.get(name)
+    scope = scope_of(name)
     if scope is None:
         return Scope(
             name, "attention", short=name, label=name, title=name, formula=name, meaning=""
@@ -95,8 +95,11 @@ def decimals_for(*values: float) -> int:
     return min(8, max(2, 2 - math.floor(math.log10(largest)))) if largest > 0 else 2
 
 
+APPROXIMATE = 1e-2  # relative gap from which shares do not add up to the digits shown
+
+
 def proof(result: Attribution, step: int | None = None) -> str:
-    """Say in one sentence that the shares add up to the model's own value.
+    """Say in one sentence that the shares add up to the model's own value, or that they do not.
 
     Args:
         result: An attribution.
@@ -109,13 +112,24 @@ def proof(result: Attribution, step: int | None = None) -> str:
     shares = float(np.sum(result.scores.values if step is None else result.scores.values[step]))
     decimals = decimals_for(shares, bias, value)
     total = f"shares {amount(shares, decimals)}"
-    baseline = result.settings.get("baseline")
+    baseline = result.settings.get("baseline") if result.complete else None
     if bias or not baseline:
         total += f" + bias {amount(bias, decimals)}"
     whose = "the model's own value"
     if baseline:
         whose += f" minus that of the baseline {printable(baseline)}"
     units = printable(result.units)
+    if not result.signed:
+        return (
+            f"scores of {result.method} are sizes ({printable(result.unit)}), without a sign or a "
+            f"sum; {whose}: {amount(value, decimals)} ({units})"
+        )
+    if not result.complete:
+        return (
+            f"scores of {result.method} add up to {amount(shares, decimals)}, and need not add up "
+            f"to {whose}, {amount(value, decimals)} ({units})"
+        )
     return (
-        f"{total} = {amount(value, decimals)}, {whose} ({units}); gap {shown_error(result.error)}"
+        f"{total} {'=' if result.error < APPROXIMATE else '≈'} {amount(value, decimals)}, {whose} "
+        f"({units}); gap {shown_error(result.error)}"
     )

@@ -43,3 +43,15 @@ def test_shares_of_a_long_text_are_right(monkeypatch: pytest.MonkeyPatch) -> Non
         shown = found["attn_w", kind]
         shares = shown / shown.sum(axis=-1, keepdims=True)
         assert np.abs(shares - true / true.sum(axis=-1, keepdims=True)).max() < 0.005
+
+
+@pytest.mark.parametrize("budget", [slabs.BUDGET, 0])
+def test_negative_cells_keep_their_sign(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slabs, "BUDGET", budget)
+    made = pages.signed_result()
+    values = made["effective"].values
+    found = maps_of(payload(made))["effective", "sum"]
+    assert (np.sign(found) == np.sign(values))[np.abs(found) > 0].all()
+    assert (found[:, :, 2] == 0).all()
+    largest = np.abs(values).max(axis=(1, 2), keepdims=True)
+    assert (np.abs(found - values) <= largest * (1.01 / 500)).all()

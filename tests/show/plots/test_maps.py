@@ -350,3 +350,21 @@ def test_cells_are_an_image_in_vector_files() -> None:
     assert svg.count("<image") >= 3
     assert svg.count("<path") < 2000
     assert saved(plots.scopes(figures.result(), 2), "pdf").startswith(b"%PDF")
+
+
+def test_signed_maps_have_the_diverging_colours_and_a_bar_of_their_own() -> None:
+    signed = replace(array("effective"), values=DRAWN.normal(size=(2, 3, 5)), signed=True)
+    whole = np.abs(signed.sel(layer=2).values).max()
+    image = drawn(heatmap(signed, layer=2))
+    assert image.get_cmap().name == plots.style.diverging().name
+    assert (image.norm.vmin, image.norm.vmax) == (-whole, whole)
+    maps = {"attn_w": array("attn_w"), "effective": signed}
+    both = Contributions(maps, None, tokens(TARGET), tokens(SOURCE))
+    for axes in (compare(both, 2, ["attn_w", "effective"]), scopes(both, 2)):
+        first, second = (drawn(ax) for ax in axes)
+        assert first.norm.vmin == 0
+        assert second.norm.vmin == -second.norm.vmax
+        assert second.get_cmap().name != first.get_cmap().name
+        assert second.colorbar is not first.colorbar
+        shares = np.abs(second.get_array()).sum(axis=-1)
+        assert_allclose(shares, 1)

@@ -193,9 +193,10 @@ def _shows_mixing(array: LabelledArray) -> bool:
 
 def _checked_values(name: str, array: LabelledArray) -> NDArray[np.float64]:
     values = array.values.astype(np.float64)
-    if not np.isfinite(values).all() or (values < 0).any():
+    if not np.isfinite(values).all() or ((values < 0).any() and not array.signed):
         raise InputError(
-            f"{name!r} has cells that are negative or not finite; a page shows weights and norms"
+            f"{name!r} has cells that are negative or not finite; a page shows weights, norms and "
+            "signed maps"
         )
     return values
 

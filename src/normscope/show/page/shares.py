@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import zlib
 from typing import Any
 
@@ -46,6 +47,9 @@ def shares_payload(result: Attribution) -> dict[str, Any]:
         "version": VERSION,
         "question": clean(result.question),
         "units": clean(result.units),
+        "unit": clean(result.unit),
+        "signed": result.signed,
+        "complete": result.complete,
         "settings": {clean(name): clean(text) for name, text in result.settings.items()},
         "signatures": [clean(result.signature)],
         "tokens": plain_tokens(result.tokens) | _spelling(result.tokens),
@@ -53,7 +57,7 @@ def shares_payload(result: Attribution) -> dict[str, Any]:
         "steps": list(result.steps.texts) if result.steps is not None else None,
         "value": np.atleast_1d(result.value).tolist(),
         "bias": np.atleast_1d(result.bias).tolist(),
-        "error": result.error,
+        "error": None if math.isnan(result.error) else result.error,
         "parts": list(result.part_names),
         "cuts": list(result.layers.labels["layer"]) if traced and fits else [],
         "trace_left_out": not fits,

@@ -3,7 +3,8 @@
 A map is cut into slices, one for each layer or head. A cell is stored as the square root of its
 share of the slice's largest value, rounded to one of a number of levels. So a value is off by at
 most the largest value divided by the levels, and small values by less: the many small cells of a
-long text still add up to the right sum. Small maps have 65,535 levels, large ones fewer, so that
+long text still add up to the right sum. Where cells may be negative, the root keeps the sign, and
+zero is the middle level. Small maps have 65,535 levels, large ones fewer, so that
 the page stays small; the page says how fine its numbers are.
 
 Arrays that follow from another (a mean over heads, weights times norms) are not stored but computed
@@ -81,7 +82,8 @@ def _encoded(values: NDArray[np.float64], levels: int) -> dict[str, Any]:
     cells, largest, levels = _rounded(values, levels)
     raw = b"".join(plane.tobytes() for plane in _planes(cells, levels))
     packed = base64.b64encode(zlib.compress(raw, 6)).decode()
-    return {"levels": levels, "largest": largest, "data": packed}
+    signed = {"signed": True} if (values < 0).any() else {}
+    return {"levels": levels, "largest": largest, "data": packed, **signed}
 
 
 def _rounded(
@@ -91,9 +93,14 @@ def _rounded(
     if values.ndim < 4:
         levels = max(levels, MIN_LEVELS_SUMMED)
     axes = tuple(range(values.ndim - (1 if values.ndim == 2 else 2), values.ndim))
-    largest = values.max(axis=axes, keepdims=True, initial=0.0)
+    largest = np.abs(values).max(axis=axes, keepdims=True, initial=0.0)
     scaled = np.divide(values, largest, out=np.zeros_like(values), where=largest > 0)
-    cells = np.rint(np.sqrt(scaled) * levels).astype(np.uint16)
+    roots = np.sqrt(np.abs(scaled))
+    if (values < 0).any():
+        half = levels // 2
+        cells = (np.rint(np.copysign(roots, scaled) * half) + half).astype(np.uint16)
+    else:
+        cells = np.rint(roots * levels).astype(np.uint16)
     return cells, [float(f"{value:.8g}") for value in largest.ravel()], levels
 
 

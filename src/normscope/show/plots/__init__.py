@@ -12,6 +12,8 @@
     change, amplified      along the layer, through the feed-forward       (2024)
     attribution            shares of the tokens in an answer, or in several
     trace                  the same, layer by layer
+    agreement              rank correlations of methods of attribution
+    faithfulness           one figure of faithfulness, method by method
     image_map              patches over the image that the model reads, frames over a recording
     alignment              two sentences with a line for every link between their words
     statistics_figures     all figures that the tables of a corpus allow
@@ -33,12 +35,14 @@ from normscope.show.plots.lines import (
 )
 from normscope.show.plots.links import alignment
 from normscope.show.plots.maps import compare, heatmap, scopes
+from normscope.show.plots.methods import agreement, faithfulness
 from normscope.show.plots.pictures import image_map
 from normscope.show.plots.shares import attribution, trace
 from normscope.show.plots.style import theme
 from normscope.show.plots.tables import alpha_and_norm, amplified, frequency, heads
 
 __all__ = [
+    "agreement",
     "alignment",
     "alpha_and_norm",
     "amplified",
@@ -46,6 +50,7 @@ __all__ = [
     "categories",
     "change",
     "compare",
+    "faithfulness",
     "frequency",
     "heads",
     "heatmap",

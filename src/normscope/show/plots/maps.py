@@ -21,6 +21,7 @@ from normscope.show.plots.style import (
     as_array,
     brief,
     colour_bar,
+    diverging,
     figure,
     headline,
     ink,
@@ -94,7 +95,7 @@ def compare(
     images = []
     for name, array, cells, ax in zip(names, arrays, values, flat, strict=True):
         titles = _titles(result[name], None if new else layer, None if new else head, normalise)
-        largest = np.max(values) if normalise else cells.max()
+        largest = np.abs(values).max() if normalise else np.abs(cells).max()
         images.append(_draw_map(ax, array, cells, titles[0], float(largest)))
         _wrap_title(ax, array, 0.2)
         if not normalise:
@@ -103,7 +104,7 @@ def compare(
             ax.set_ylabel("")
             ax.set_yticks([])
     if normalise:
-        _share_bar(images[-1], flat)
+        _share_bars(images, flat)
     return flat
 
 
@@ -134,7 +135,7 @@ def heatmap(
     values = row_shares(array) if normalise else array.to_numpy()
     if ax is None:
         ax = _new_figure(1, array).subplots()
-    image = _draw_map(ax, array, values, title, float(values.max()))
+    image = _draw_map(ax, array, values, title, float(np.abs(values).max()))
     _wrap_title(ax, array, BAR + 0.3)
     if normalise:
         _share_bar(image, [ax])
@@ -154,7 +155,10 @@ def _draw_map(
     ax: Axes, array: LabelledArray, values: NDArray[Any], title: str, largest: float
 ) -> Any:
     """Draw the cells of a map with its tokens and its title, and return the image."""
-    style: Any = {"cmap": sequential(), "vmin": 0, "vmax": largest if largest > 0 else 1}
+    largest = largest if largest > 0 else 1
+    style: Any = {"cmap": sequential(), "vmin": 0, "vmax": largest}
+    if array.signed:
+        style = {"cmap": diverging(), "vmin": -largest, "vmax": largest}
     image = ax.imshow(values, **style, aspect="equal", interpolation="nearest", origin="upper")
     _label_cells(ax, array)
     ax.set_title("", fontsize=10, pad=8).update(plain(title))
@@ -176,6 +180,17 @@ def _share_bar(image: Any, axes: Any) -> None:
 
     bar = colour_bar(image, axes, SHARE_LABEL)
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+
+
+def _share_bars(images: Sequence[Any], axes: NDArray[Any]) -> None:
+    """Add a colour bar for the maps without negative cells, and one for each of the others."""
+    signed = [image for image in images if image.norm.vmin < 0]
+    plain_maps = [at for at, image in enumerate(images) if image not in signed]
+    if plain_maps:
+        _share_bar(images[plain_maps[-1]], axes[plain_maps])
+    for at, image in enumerate(images):
+        if image in signed:
+            _share_bar(image, [axes[at]])
 
 
 @styled
@@ -216,17 +231,20 @@ def scopes(
     if axes is None:
         _spread(drawn[0].figure, panel[0], gap)
         drawn[0].figure.set_figheight(drawn[0].figure.get_figheight() + 0.35)
-    from matplotlib.colors import PowerNorm
+    from matplotlib.colors import FuncNorm, PowerNorm
 
-    scale = PowerNorm(0.5, 0, max(float(share.max()) for share in shares) or 1.0)
+    largest = max(float(np.abs(share).max()) for share in shares) or 1.0
+    roots = (lambda x: np.sign(x) * np.sqrt(np.abs(x)), lambda x: np.sign(x) * x**2)
+    images = []
     for number, (ax, array, share) in enumerate(zip(drawn, arrays, shares, strict=True)):
-        image = ax.imshow(
-            share, cmap=sequential(), norm=scale, aspect="equal", interpolation="nearest"
-        )
+        style: Any = {"cmap": sequential(), "norm": PowerNorm(0.5, 0, largest)}
+        if array.signed:
+            style = {"cmap": diverging(), "norm": FuncNorm(roots, -largest, largest)}
+        images.append(ax.imshow(share, **style, aspect="equal", interpolation="nearest"))
         _label_some_cells(ax, array, cell, rows=axes is not None or number % columns == 0)
         title = ax.set_title(describe(names[number]).title)
         wrap(title, max(SMALL_TITLE_WIDTH, cell * keys))
-    _share_bar(image, drawn)
+    _share_bars(images, drawn)
     if axes is None:
         where = f"layer {layer}" + ("" if head is None else f", head {head}")
         headline(drawn[0].figure, f"What each token gets from each, map by map, {where}")

@@ -110,7 +110,8 @@ def _others(result: Attribution) -> list[str]:
     """Return the names of the rows that are no single token, which come last."""
     extra = len(result.tokens) - BARS
     names = [f"{extra} more"] if extra > 0 else []
-    return [*names, "bias"] if result.bias or "baseline" not in result.settings else names
+    has_bias = result.complete and (result.bias or "baseline" not in result.settings)
+    return [*names, "bias"] if has_bias else names
 
 
 def _rows(result: Attribution) -> tuple[list[str], NDArray[np.float64]]:

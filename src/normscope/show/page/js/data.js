@@ -27,23 +27,25 @@ async function unpack(data) {
   return { ...data, slabs };
 }
 
-function stored({ shape, levels, largest }, bytes) {
+function stored({ shape, levels, largest, signed = false }, bytes) {
   const cols = shape[shape.length - 1];
   const rows = shape.length > 2 ? shape[shape.length - 2] : 1;
   const heads = shape.length > 3 ? shape[1] : 1;
   const size = rows * cols;
   const count = shape.reduce((product, size) => product * size, 1);
   return {
-    layers: shape[0], heads, rows, cols, levels,
+    layers: shape[0], heads, rows, cols, signed, levels: signed ? levels >> 1 : levels,
     slice(layer, head) {
       const at = layer * heads + head;
-      const step = largest[at] / levels ** 2; // cells are stored as square roots, so that small values are precise
+      const middle = signed ? levels >> 1 : 0; // the level of zero
+      const step = largest[at] / (signed ? middle : levels) ** 2; // cells are stored as square roots, so that small values are precise
+      const value = (level) => Math.sign(level - middle) * (level - middle) ** 2 * step;
       const values = new Float32Array(size);
       const start = at * size;
-      if (levels <= 255) for (let i = 0; i < size; i++) values[i] = bytes[start + i] ** 2 * step;
+      if (levels <= 255) for (let i = 0; i < size; i++) values[i] = value(bytes[start + i]);
       else
         for (let i = 0; i < size; i++)
-          values[i] = (bytes[start + i] | (bytes[start + i + count] << 8)) ** 2 * step;
+          values[i] = value(bytes[start + i] | (bytes[start + i + count] << 8));
       return values;
     },
   };
@@ -116,10 +118,11 @@ function merged(values, rows, cols, queries, keys) {
   return out;
 }
 
+/** Divide every row by its sum, of absolute values where cells may be negative. */
 function shareRows(values, rows, cols) {
   for (let i = 0; i < rows; i++) {
     let sum = 0;
-    for (let j = 0; j < cols; j++) sum += values[i * cols + j];
+    for (let j = 0; j < cols; j++) sum += Math.abs(values[i * cols + j]);
     if (sum > 0) for (let j = 0; j < cols; j++) values[i * cols + j] /= sum;
   }
   return values;
@@ -132,5 +135,5 @@ function cellsOf(model, part, variant, layer, head, { words, share }) {
   const keys = entries(model.tokens[variant.keys], words);
   const values = merged(slab.slice(layer, head), slab.rows, slab.cols, queries, keys);
   if (share) shareRows(values, queries.length, keys.length);
-  return { values, queries, keys, levels: slab.levels };
+  return { values, queries, keys, levels: slab.levels, signed: Boolean(slab.signed) };
 }

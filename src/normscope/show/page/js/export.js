@@ -38,7 +38,7 @@ function captionOf(app) {
 function signaturesOf(app) {
   const variants = app.state.view === "overview"
     ? app.panels[0].panels().map(({ state }) => choose(app.part, state.map, state).variant)
-    : app.fields.filter((field) => !field.signed).map((field) => field.variant);
+    : app.fields.filter((field) => !field.difference).map((field) => field.variant);
   return [...new Set(variants.map((variant) => variant.signature))].map((at) => app.model.signatures[at]);
 }
 
@@ -126,7 +126,7 @@ function toCsv(app) {
   const cols = pinned?.side === "key" ? [pinned.index] : widest.cols;
   // The header names the head or the scale of a column where it differs from that of the rows.
   const names = fields.map((field) => {
-    if (field.signed) return field.share && state.scale !== "share" ? `${field.name} of shares` : field.name;
+    if (field.difference) return field.share && state.scale !== "share" ? `${field.name} of shares` : field.name;
     return field.label === fields[0].label ? field.name : `${field.name} (${field.label || "sum"})`;
   });
   let text = csvLine(["part", "layer", "head", "query", "query_token", "key", "key_token", ...names]);

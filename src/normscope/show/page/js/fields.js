@@ -14,7 +14,7 @@ function fieldOf(model, part, name, layer, state, share = state.scale === "share
   const cells = cellsOf(model, part, variant, layer, head, { words: state.words, share });
   const self = part.tokens === part.keys;
   return finished({
-    ...cells, variant, name, label, signed: false, share,
+    ...cells, variant, name, label, share,
     width: cells.keys.length,
     own: self && !state.own,
     self,
@@ -45,7 +45,7 @@ function finished(field) {
     }
   field.max = max;
   field.text = (value) =>
-    field.share ? (field.signed ? points(value) : percent(value)) : (field.signed && value > 0 ? "+" : "") + number(value);
+    field.share ? (field.difference ? points(value) : percent(value)) : (field.signed && value > 0 ? "+" : "") + number(value);
   return field;
 }
 
@@ -65,7 +65,7 @@ function differenceOf(model, part, layer, state, first, second) {
       values[i * width + j] =
         (j < b.width ? b.values[i * b.width + j] : 0) - (j < a.width ? a.values[i * a.width + j] : 0);
   return finished({
-    values, queries, keys, width, rows, cols, own, self, signed: true, share, name: "difference",
+    values, queries, keys, width, rows, cols, own, self, signed: true, difference: true, share, name: "difference",
     label: "", levels: Math.min(a.levels, b.levels),
     variant: {
       short: `${b.variant.short} − ${a.variant.short}`, unit: share ? "share" : a.variant.unit,

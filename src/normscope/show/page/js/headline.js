@@ -21,7 +21,7 @@ function tokenName(list, at) {
 function shareFields(app) {
   const { model, part, state } = app;
   const layer = part.layers.indexOf(state.layer);
-  return app.fields.filter((field) => !field.signed)
+  return app.fields.filter((field) => !field.difference)
     .map((field) => (field.share ? field : fieldOf(model, part, field.name, layer, state, true)));
 }
 

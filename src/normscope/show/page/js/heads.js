@@ -5,7 +5,7 @@ const MOST_HEADS = 7;
 /** The chosen heads of a map as {head, colour, field}; none for a map without single heads. */
 function colouredHeads(app, field) {
   const { model, part, state } = app;
-  if (field.signed || !state.heads.length) return [];
+  if (field.difference || !state.heads.length) return [];
   const map = part.maps.find(({ name }) => name === field.name);
   if (!map.each) return [];
   const layer = part.layers.indexOf(state.layer);

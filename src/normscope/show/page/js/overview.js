@@ -52,7 +52,7 @@ function overviewPanel(app) {
     const [query, key] = largestCell(field);
     large.show(thumb.button, {
       caption: `layer ${thumb.layer}, ${thumb.column.title}`, field,
-      picture: cellsPicture(field, app.palette().up, end(field), { root, limit: 2 * PREVIEW }),
+      picture: cellsPicture(field, coloursOf(app, field), end(field), { root, limit: 2 * PREVIEW }),
       about: `Largest: ${cellNote(field, { query, key }).join(", ")}`,
     });
   }
@@ -82,7 +82,7 @@ function overviewPanel(app) {
 
   function draw(thumb) {
     const field = fieldOf(app.model, app.part, thumb.state.map, thumb.at, thumb.state);
-    const picture = cellsPicture(field, app.palette().up, end(field), { root, limit: THUMB });
+    const picture = cellsPicture(field, coloursOf(app, field), end(field), { root, limit: THUMB });
     thumb.canvas.width = picture.width;
     thumb.canvas.height = picture.height;
     thumb.canvas.getContext("2d").drawImage(picture, 0, 0);

@@ -2,21 +2,21 @@
 
 /** Whether the values of all maps have one unit, so that they can share a scale. */
 function comparable(fields) {
-  const maps = fields.filter((field) => !field.signed);
+  const maps = fields.filter((field) => !field.difference);
   return maps.every((field) => field.share === maps[0].share && (field.share || field.variant.unit === maps[0].variant.unit));
 }
 
 /** The value at the end of each panel's scale, from the largest value of each; maps share theirs if they can. */
 function sharedScale(fields, largest) {
   if (!comparable(fields)) return largest;
-  const most = Math.max(...fields.map((field, at) => (field.signed ? 0 : largest[at])));
-  return fields.map((field, at) => (field.signed ? largest[at] : most));
+  const most = Math.max(...fields.map((field, at) => (field.difference ? 0 : largest[at])));
+  return fields.map((field, at) => (field.difference ? largest[at] : most));
 }
 
 /** What is said beside a legend: whether the scale is the same in the other panel. */
 function scaleNote(app, field) {
   const root = app.rooted() ? "colours by the square root" : "";
-  if (field.signed || app.fields.length < 2) return root;
+  if (field.difference || app.fields.length < 2) return root;
   return [comparable(app.fields) ? "same scale in both" : "own scale: the units differ", root].filter(Boolean).join("; ");
 }
 

@@ -118,7 +118,7 @@ function sharesCsv(app) {
   let text = csvLine(["position", "token", "text", "side", "share"]);
   shown.entries.forEach((entry, at) => (text += csvLine([entry.at[0], entry.piece, entry.text, model.sides[entry.at[0]], digits(shown.shares[at])])));
   if (shown.others) text += csvLine(["", "", "", "other parts", digits(shown.others)]);
-  return text + csvLine(["", "", "", "bias", digits(shown.bias)]);
+  return model.complete ? text + csvLine(["", "", "", "bias", digits(shown.bias)]) : text;
 }
 
 async function mountNormscope(root, data, { page = false } = {}) {
@@ -259,7 +259,7 @@ async function mountNormscope(root, data, { page = false } = {}) {
     textTitle.textContent = state.cut >= 0 ? `Shares of the states ${cutName(model, state.cut)}` : state.part ? `Shares of the ${state.part.replaceAll("_", " ")} embeddings` : "Shares of the input";
     shareLegend(app, legend);
     const bias = coloured(shown.bias);
-    biasRow.hidden = !shown.bias && Boolean(model.settings.baseline);
+    biasRow.hidden = !model.complete || (!shown.bias && Boolean(model.settings.baseline));
     biasChip.textContent = `bias ${amount(shown.bias, decimals)}`;
     biasChip.style.backgroundColor = bias.background;
     biasChip.style.color = bias.ink;
@@ -417,12 +417,14 @@ function aboutShares(app, box) {
   const facts = Object.entries(model.settings).filter(([name]) => name !== "question");
   box.append(
     make("h3", {}, "What this shows"),
-    make("p", { className: "ns-hint" }, model.settings.baseline
+    make("p", { className: "ns-hint" }, !model.complete
+      ? `How much each token matters for the model’s value, by the method ${visible(model.settings.method ?? "", 40)}. ${model.signed ? "Blue tokens support the answer; orange ones count against it." : "The numbers have no sign: a token may support the answer or count against it."}`
+      : model.settings.baseline
       ? "The difference between the model’s value for the text and for the baseline, divided among the tokens. Blue tokens raised it, orange ones lowered it."
       : "The model’s value, divided among the tokens that it read and its own biases. Blue tokens support the answer; orange ones count against it."),
     ...(model.trace_left_out ? [make("p", { className: "ns-hint" }, "The trace is too large for a page; the saved result has it.")] : []),
     make("dl", { className: "ns-facts" }, facts.flatMap(([name, value]) => [make("dt", {}, visible(name.replaceAll("_", " "), 30)), make("dd", {}, visible(value, 120))]),
-      make("dt", {}, "error"), make("dd", {}, `${errorText(model.error)}, the largest gap relative to the sum of all |shares|`)),
+      make("dt", {}, "error"), make("dd", {}, model.error === null ? "none: these scores have no sum" : `${errorText(model.error)}, the largest gap relative to the sum of all |shares|`)),
     make("details", {}, make("summary", {}, "Signature"),
       ...model.signatures.map((words) => make("p", { className: "ns-signature", dir: "ltr" }, visible(words || "none", 4000)))));
 }

@@ -37,7 +37,7 @@ function contributors(app, box) {
   const others = rest.length && focus?.side !== "key" ? [make("tr", { className: "ns-rest" }, make("td"), make("th", { scope: "row" }, `${rest.length} more`),
     fields.map((field, which) => make("td", {}, field.text(rest.reduce((sum, at) => sum + (vectors[which][at] ?? 0), 0)))))] : [];
   const header = (field, which) => {
-    const short = field.signed ? "difference" : field.variant.short;
+    const short = field.difference ? "difference" : field.variant.short;
     if (fields.length === 1) return make("th", { scope: "col", title: field.variant.title }, short);
     const chosen = which === main;
     return make("th", { scope: "col", title: field.variant.title, "aria-sort": chosen && "descending" },
@@ -125,7 +125,7 @@ function mixingStrip(app, box) {
 
 function aboutMap(app, box) {
   const { fields, model } = app;
-  const maps = fields.filter((field) => !field.signed);
+  const maps = fields.filter((field) => !field.difference);
   const fineness = Math.min(...maps.map((field) => field.levels));
   const open = box.querySelector("details")?.open ?? false;
   box.replaceChildren(

@@ -54,7 +54,7 @@ function sharesOf(model, state) {
   } else tokens = overSteps(model, state, "scores", 0, count);
   const shares = entriesShown.map(({ at }) => at.reduce((sum, position) => sum + tokens[position], 0));
   const largest = shares.reduce((most, share) => Math.max(most, Math.abs(share)), 0);
-  return { entries: entriesShown, tokens, shares, largest, bias, others, value, error, sum: total(shares) };
+  return { entries: entriesShown, tokens, shares, largest, bias, others, value, error, sum: total(shares), complete: model.complete };
 }
 
 /** The entries that a range of token positions covers, as [first, end]. */
@@ -86,19 +86,23 @@ function amount(value, decimals = 2, plus = true) {
 
 /** What part of the value a share is; nothing where the value is close to zero. */
 function partOf(value, share, shown) {
-  return Math.abs(value) > 0.01 * shown.largest ? `${((100 * share) / value).toFixed(Math.abs(share / value) < 0.1 ? 1 : 0).replace("-", "−")}% of the value` : "";
+  return shown.complete && Math.abs(value) > 0.01 * shown.largest ? `${((100 * share) / value).toFixed(Math.abs(share / value) < 0.1 ? 1 : 0).replace("-", "−")}% of the value` : "";
 }
 
-/** The proof, as words: the shares add up to the model's own value. */
+/** The proof, as words: the shares add up to the model's own value; or that they need not. */
 function proofOf(model, state, shown) {
   const decimals = decimalsFor(shown.sum, shown.bias, shown.value);
+  const method = visible(model.settings.method ?? "this method", 40);
+  const own = `the model’s own value, ${amount(shown.value, decimals, false)} (${visible(model.units, 20)})`;
+  if (!model.signed) return `Scores of ${method} are sizes (${visible(model.unit, 40)}), without a sign or a sum. They are about ${own}.`;
+  if (!model.complete) return `Scores of ${method} add up to ${amount(shown.sum, decimals, false)}, and need not add up to ${own}.`;
   const { baseline } = model.settings;
   const terms = [`shares ${amount(shown.sum, decimals, false)}`];
   if (shown.others) terms.push(`other parts ${amount(shown.others, decimals, false)}`);
   if (shown.bias || !baseline || state.cut >= 0) terms.push(`bias ${amount(shown.bias, decimals, false)}`);
   const whose = `the model’s own value${baseline ? ` minus that of the baseline ${visible(baseline, 60)}` : ""}`;
   const place = state.cut >= 0 ? `${cutName(model, state.cut)}: ` : "";
-  const words = `${place}${terms.join(" + ")} = ${amount(shown.value, decimals, false)}, ${whose} (${visible(model.units, 20)}); gap ${errorText(shown.error, 0)}.`;
+  const words = `${place}${terms.join(" + ")} ${shown.error < 1e-2 ? "=" : "≈"} ${amount(shown.value, decimals, false)}, ${whose} (${visible(model.units, 20)}); gap ${errorText(shown.error, 0)}.`;
   return words[0].toUpperCase() + words.slice(1);
 }
 

@@ -93,7 +93,7 @@ function tokensPanel(app) {
         key: focus.side === "query" ? at : focus.index,
         value: vector[at], colour,
       }));
-    if (of.signed) return [];
+    if (of.difference) return [];
     return of.rows.map((query) => {
       const key = largestOf(of.own ? of.cols.filter((at) => at !== query) : of.cols, (at) => of.value(query, at));
       return { query, key, value: key < 0 ? 0 : of.value(query, key), colour };
@@ -419,7 +419,7 @@ function brief(field, value) {
   const sign = value < 0 ? "−" : field.signed ? "+" : "";
   const size = Math.abs(value);
   if (!field.share) return sign + number(size);
-  return `${sign}${(100 * size).toFixed(size >= 0.0995 ? 0 : 1)}${field.signed ? "" : "%"}`;
+  return `${sign}${(100 * size).toFixed(size >= 0.0995 ? 0 : 1)}${field.difference ? "" : "%"}`;
 }
 
 function tokenNote(entry, index) {
@@ -430,6 +430,6 @@ function tokenNote(entry, index) {
 }
 
 function panelTitle(app, field) {
-  const place = field.signed ? "" : field.label || (field.variant.unit === "weight" ? "mean over heads" : "heads together");
+  const place = field.difference ? "" : field.label || (field.variant.unit === "weight" ? "mean over heads" : "heads together");
   return `${field.variant.short}${place ? ` · ${place}` : ""}`;
 }

@@ -1,0 +1,1 @@
+"""Which method to trust: perturbation metrics, evidence metrics, agreement between methods."""
