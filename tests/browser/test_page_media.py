@@ -70,7 +70,7 @@ def test_with_the_colours_of_the_system(open_page: Open, scheme: Literal["light"
         )
         return found
 
-    chosen, *others = style(".ns-tabs button", "borderBottomColor")
+    chosen, *others = style(".ns-tabs button:not([hidden])", "borderBottomColor")
     assert chosen not in others
     assert len(set(style(".ns-keys .ns-token", "backgroundColor"))) > 4  # the shading
     (ring,) = set(style(".ns-queries .ns-chosen", "boxShadow"))
