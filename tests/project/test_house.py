@@ -260,7 +260,9 @@ def test_text_is_encoded_for_files_in_one_way() -> None:
 def test_scopes_are_named_in_their_table_alone() -> None:
     from normscope.decomposition.scopes import NAMES
 
-    name = re.compile(rf"\b(?:{'|'.join(NAMES)})\b")
+    # A paper's name may be that of its map: alti-plus and alti-released are other things.
+    name = re.compile(rf"\b(?:{'|'.join(NAMES)})\b(?!-)")
+    papers = {("faithfulness.conventions", "alti")}
     parsing = re.compile(r"^(?:_(?:ff|ln|res)_?|(?:ff|ln|res)_|(?:atb|attn)_?)$")
     found = {
         (module, text[:60])
@@ -269,7 +271,7 @@ def test_scopes_are_named_in_their_table_alone() -> None:
         for text in _strings(module)
         if name.search(text) or parsing.match(text)
     }
-    assert found == set()
+    assert found == papers
 
 
 def test_no_class_name_is_defined_twice() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import normscope
 from normscope.errors import InputError
+from normscope.faithfulness.evaluation import FaithfulnessMeter
 from normscope.models.loading import resolve
 from normscope.reproduce import Report, ReproduceOptions, reproduce
 from normscope.reproduce import attribution_lm as lm
@@ -131,7 +132,7 @@ def test_a_finished_run_is_read(
         raise AssertionError
 
     monkeypatch.setattr(lm, "attribute", fail)
-    monkeypatch.setattr(lm.FaithfulnessMeter, "records", fail)
+    monkeypatch.setattr(FaithfulnessMeter, "records", fail)
     again = reproduce("attribution-lm", options)
     for exhibit in report.exhibits:
         assert rows_of(again, exhibit.name) == rows_of(report, exhibit.name)

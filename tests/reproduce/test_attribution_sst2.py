@@ -13,6 +13,7 @@ from numpy.testing import assert_allclose
 
 import normscope
 from normscope.errors import InputError
+from normscope.faithfulness.evaluation import FaithfulnessMeter
 from normscope.foundation.ranks import spearman
 from normscope.models.loading import load
 from normscope.reproduce import Report, ReproduceOptions, reproduce
@@ -188,7 +189,7 @@ def test_a_finished_run_is_read(
         raise AssertionError
 
     monkeypatch.setattr(sst2, "train", fail)
-    monkeypatch.setattr(sst2.FaithfulnessMeter, "records", fail)
+    monkeypatch.setattr(FaithfulnessMeter, "records", fail)
     again = reproduce("attribution-sst2", options)
     for name in ("DecompX Table 1", "ALTI Table", "GlobEnc Table"):
         assert rows_of(again, name) == rows_of(report, name)

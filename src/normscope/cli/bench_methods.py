@@ -17,13 +17,15 @@ from typing import Any
 
 from torch import Tensor
 
-from normscope.attribution.methods.call import Call
+from normscope.attribution.methods.call import MethodCall
 from normscope.attribution.methods.table import TABLE, method_of
 from normscope.cli.bench_attribution import input_x_gradient, one_output
+from normscope.decomposition.scopes import ALTI, NORMS, RELATED, by_vectors
 
 GRADIENT = "input × gradient"
-STEPS = {"integrated_gradients": "steps=10", "smoothgrad": "samples=10", "rollout": "alti"}
-MAPS = ("attn_n", "alti_l2", "alti", "globenc", "value_zeroing", "effective", "flow_routes")
+STEPS = {"integrated_gradients": "steps=10", "smoothgrad": "samples=10", "rollout": ALTI}
+# Norms of what attention adds, of the layer without its feed-forward, and maps that are no lengths.
+MAPS = (NORMS, *(scope.name for scope in by_vectors() if scope.end == "kept"), *RELATED)
 
 
 def method_passes(
@@ -36,5 +38,5 @@ def method_passes(
         spelled = f"{name}:{STEPS[name]}" if name in STEPS else name
         other = None if method.baseline == "no" else baseline
         chosen = method_of(spelled)
-        call = Call(model, inputs, one_output, chosen, other)
+        call = MethodCall(model, inputs, one_output, chosen, other)
         yield spelled, partial(chosen.shares, call), method.cost

@@ -156,7 +156,7 @@ def faithfulness(arguments: FaithfulnessArguments) -> None:
     Examples:
       normscope faithfulness --model ./classifier --data dev.tsv --method frozen \\
                              --method "secant@[MASK]" --method random
-      normscope faithfulness --model ./classifier --data dev.tsv --conventions alti \\
+      normscope faithfulness --model ./classifier --data dev.tsv --conventions alti-released \\
                              --metrics comprehensiveness,sufficiency --output dev.json
       normscope faithfulness --text "The keys to the cabinet" --replacement attention
       normscope faithfulness --model ./classifier --data dev.tsv --part 1/2 --output a.json

@@ -21,7 +21,7 @@ from normscope.attribution.rows import AskedRow
 from normscope.errors import InputError
 from normscope.faithfulness.agreement import Agreement, MethodRecord, ScoredText
 from normscope.faithfulness.evaluation import TextReader
-from normscope.faithfulness.methods import MethodCall, calls_of, text_scores
+from normscope.faithfulness.methods import ComparedMethod, calls_of, text_scores
 from normscope.faithfulness.result import RESAMPLES
 from normscope.foundation.progress import progress_bar
 from normscope.foundation.ranks import spearman
@@ -128,7 +128,7 @@ class AgreementMeter(TextReader):
         self,
         model: Any,
         tokenizer: Any,
-        calls: Sequence[MethodCall],
+        calls: Sequence[ComparedMethod],
         ranking: Ranking | None = None,
         *,
         truncate: bool = False,
@@ -177,7 +177,7 @@ class AgreementMeter(TextReader):
 
     def _measured(
         self,
-        call: MethodCall,
+        call: ComparedMethod,
         texts: Sequence[Any],
         rows: Sequence[AskedRow],
         asked: Mapping[str, Any],

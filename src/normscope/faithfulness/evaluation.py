@@ -31,7 +31,7 @@ from normscope.faithfulness.conventions import (
     curves_of,
     figures_of,
 )
-from normscope.faithfulness.methods import MethodCall, answered, text_scores
+from normscope.faithfulness.methods import ComparedMethod, answered, text_scores
 from normscope.faithfulness.outcomes import HEADS, ChangedText, Outcomes, check_replacement, form
 from normscope.faithfulness.ranking import ascending, descending
 from normscope.foundation.ranks import spearman
@@ -155,7 +155,7 @@ class FaithfulnessMeter(TextReader):
         self,
         model: Any,
         tokenizer: Any,
-        calls: Sequence[MethodCall],
+        calls: Sequence[ComparedMethod],
         conventions: Mapping[str, Convention],
         *,
         truncate: bool = False,
@@ -198,7 +198,7 @@ class FaithfulnessMeter(TextReader):
 
     def _scores(
         self,
-        call: MethodCall,
+        call: ComparedMethod,
         texts: Sequence[Any],
         rows: Sequence[AskedRow],
         asked: Mapping[str, Any],

@@ -21,7 +21,7 @@ Scorer = Callable[[Any, Any, Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class MethodCall:
+class ComparedMethod:
     """One method under comparison.
 
     Attributes:
@@ -77,7 +77,7 @@ class MethodCall:
         return np.random.default_rng([self.seed, *row.text.ids]).random(len(row.text))
 
 
-def calls_of(methods: Any, tokenizer: Any, seed: int = 0) -> tuple[MethodCall, ...]:
+def calls_of(methods: Any, tokenizer: Any, seed: int = 0) -> tuple[ComparedMethod, ...]:
     """Return the calls of some methods.
 
     Args:
@@ -104,15 +104,15 @@ def calls_of(methods: Any, tokenizer: Any, seed: int = 0) -> tuple[MethodCall, .
     return tuple(_call(str(name), what, tokenizer, seed) for name, what in methods.items())
 
 
-def _call(name: str, what: Any, tokenizer: Any, seed: int) -> MethodCall:
+def _call(name: str, what: Any, tokenizer: Any, seed: int) -> ComparedMethod:
     if callable(what):
-        return MethodCall(name, scorer=what)
+        return ComparedMethod(name, scorer=what)
     if isinstance(what, Mapping):
         if "method" not in what and "baseline" not in what:
             raise InputError(
                 f"the method {name!r} needs a method= or a baseline= among its arguments"
             )
-        return MethodCall(name, dict(what))
+        return ComparedMethod(name, dict(what))
     if not isinstance(what, str):
         raise InputError(
             f"the method {name!r} is a name, keyword arguments or a function, not {what!r:.60}"
@@ -120,7 +120,7 @@ def _call(name: str, what: Any, tokenizer: Any, seed: int) -> MethodCall:
     method, at, baseline = what.partition("@")
     if method == RANDOM and not at:
         own = RANDOM not in METHODS
-        return MethodCall(name, {} if own else {"method": f"{RANDOM}:seed={seed}"}, seed=seed)
+        return ComparedMethod(name, {} if own else {"method": f"{RANDOM}:seed={seed}"}, seed=seed)
     options = {"method": method}
     mask = getattr(tokenizer, "mask_token", None)
     if at:
@@ -132,10 +132,10 @@ def _call(name: str, what: Any, tokenizer: Any, seed: int) -> MethodCall:
             "secant explains the difference from a baseline, and the tokenizer has no mask token: "
             'name a baseline, as in "secant@mean"'
         )
-    return MethodCall(name, options)
+    return ComparedMethod(name, options)
 
 
-def text_scores(call: MethodCall, row: AskedRow, result: Any) -> Float[np.ndarray, " token"]:
+def text_scores(call: ComparedMethod, row: AskedRow, result: Any) -> Float[np.ndarray, " token"]:
     """Return the score of every token of a text; of several answers, the sum.
 
     Raises:

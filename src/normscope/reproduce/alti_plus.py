@@ -21,7 +21,7 @@ from normscope.foundation.progress import stage
 from normscope.measures.statistics import Table
 from normscope.reproduce.comparisons import (
     RESAMPLES,
-    Measured,
+    MeasuredTables,
     MethodExperiment,
     described,
     interval_of,
@@ -55,7 +55,7 @@ WHERE = (
 )
 
 
-def measure(options: ReproduceOptions) -> Measured:
+def measure(options: ReproduceOptions) -> MeasuredTables:
     """Align every pair by every mode, layer and reading, and score the links."""
     if len(options.gold) != 3:
         raise InputError(f"{ALTI_PLUS} needs three files; {WHERE}")
@@ -81,7 +81,9 @@ def measure(options: ReproduceOptions) -> Measured:
     )  # fmt: skip
     table = table_of([row for record in rows for row in record["rows"]])
     signature = Signature(given.model, given.source_tokenizer, {"experiment": ALTI_PLUS}).text()
-    return Measured({"layers": table}, _facts(given, options, count), _warnings(given), signature)
+    return MeasuredTables(
+        {"layers": table}, _facts(given, options, count), _warnings(given), signature
+    )
 
 
 def _header(given: Translator, options: ReproduceOptions, count: int) -> dict[str, Any]:

@@ -20,12 +20,12 @@ from normscope.errors import ExactnessError, InputError
 from normscope.faithfulness.conventions import Figure, conventions_for
 from normscope.faithfulness.evaluation import FaithfulnessMeter, TextRecord
 from normscope.faithfulness.evidence import evidence
-from normscope.faithfulness.methods import MethodCall, calls_of
+from normscope.faithfulness.methods import ComparedMethod, calls_of
 from normscope.faithfulness.result import MethodFigures
 from normscope.foundation.progress import stage
 from normscope.models.loading import resolve
 from normscope.reproduce.comparisons import (
-    Measured,
+    MeasuredTables,
     MethodExperiment,
     described,
     files_of,
@@ -91,7 +91,7 @@ class LanguageModel:
         """The signature of the model."""
         return Signature(self.model, self.tokenizer, {}).text()
 
-    def attributions(self, call: MethodCall, prompts: Sequence[EvidencePrompt]) -> Any:
+    def attributions(self, call: ComparedMethod, prompts: Sequence[EvidencePrompt]) -> Any:
         """Return an attribution of the difference of both words' logits for each prompt."""
         texts = [prompt.text for prompt in prompts]
         asked: dict[str, Any] = {
@@ -105,7 +105,7 @@ class LanguageModel:
             return attribute(self.exact, self.tokenizer, texts, **asked)
 
 
-def measure(options: ReproduceOptions) -> Measured:
+def measure(options: ReproduceOptions) -> MeasuredTables:
     """Measure every method on every set."""
     files = files_of(options.data, (".csv", ".json"), WHERE)
     sets = {path.stem: path for path in files if path.suffix.lower() == ".csv"}
@@ -127,7 +127,9 @@ def measure(options: ReproduceOptions) -> Measured:
         tables["drops"] = table_of(long_table(drops))
     if not tables:
         raise InputError(f"no row of {', '.join(sets)} can be used; {WHERE}")
-    return Measured(tables, _facts(given, files, used, drops), _warnings(given), given.signature)
+    return MeasuredTables(
+        tables, _facts(given, files, used, drops), _warnings(given), given.signature
+    )
 
 
 # ---- evidence
@@ -163,7 +165,7 @@ def _ranks(
 
 
 def _figures(
-    given: LanguageModel, calls: Sequence[MethodCall], prompts: Sequence[EvidencePrompt]
+    given: LanguageModel, calls: Sequence[ComparedMethod], prompts: Sequence[EvidencePrompt]
 ) -> dict[str, np.ndarray]:
     results = {call.name: given.attributions(call, prompts) for call in calls}
     figures = evidence(

@@ -22,12 +22,13 @@ from normscope.faithfulness.conventions import Figure, conventions_for
 from normscope.faithfulness.evaluation import FaithfulnessMeter, TextRecord
 from normscope.faithfulness.methods import calls_of
 from normscope.faithfulness.result import MethodFigures
-from normscope.foundation.files import make_folder
+from normscope.foundation.files import make_folder, write_file
 from normscope.foundation.progress import stage
+from normscope.foundation.texts import json_line
 from normscope.models.loading import load
 from normscope.models.sources import find_source
 from normscope.reproduce.comparisons import (
-    Measured,
+    MeasuredTables,
     MethodExperiment,
     described,
     long_table,
@@ -165,7 +166,7 @@ def _fine_tuned(
     make_folder(folder)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    note.write_text(json.dumps(about) + "\n", encoding="utf-8")
+    write_file(note, json_line(about))
     saved: tuple[Any, Any] = load(folder, device=options.device)  # as a later run reads it
     return saved
 
@@ -173,7 +174,7 @@ def _fine_tuned(
 # ---- the measurement
 
 
-def measure(options: ReproduceOptions) -> Measured:
+def measure(options: ReproduceOptions) -> MeasuredTables:
     """Fine-tune the classifier and measure every method on every sentence."""
     given = classifier_of(options)
     meter = _meter(given, options)
@@ -185,7 +186,7 @@ def measure(options: ReproduceOptions) -> Measured:
         "correlations": table_of(long_table(rho)),
     }
     signature = meter.signature.with_settings(meter.settings()).text()
-    return Measured(tables, _facts(given, options), _warnings(given), signature)
+    return MeasuredTables(tables, _facts(given, options), _warnings(given), signature)
 
 
 def _meter(given: Classifier, options: ReproduceOptions) -> FaithfulnessMeter:

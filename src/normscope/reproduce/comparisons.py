@@ -31,7 +31,7 @@ WIDE = 30  # letters of a method's name
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredTables:
     """What a run measured.
 
     Attributes:
@@ -62,7 +62,7 @@ class MethodExperiment:
 
     name: str
     paper: str
-    measure: Callable[[ReproduceOptions], Measured]
+    measure: Callable[[ReproduceOptions], MeasuredTables]
     exhibits: tuple[ExhibitPlan, ...]
     findings: Callable[[Measurements], list[Finding]]
     used: tuple[str, ...] = field(default=())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from normscope.models.running import evaluating
 
 BATCH = 32
-Scores = NDArray[np.float64]
+Sizes = NDArray[np.float64]
 
 
 def embedding_module(model: nn.Module) -> nn.Module:
@@ -72,20 +72,20 @@ def _products(
     return leaves[0].detach() * gradient
 
 
-def l2(product: NDArray[np.float64]) -> Scores:
+def l2(product: NDArray[np.float64]) -> Sizes:
     """Return the ℓ2 norm over the hidden axis."""
     return np.asarray(np.linalg.norm(product, axis=-1))
 
 
-def mean_size(product: NDArray[np.float64]) -> Scores:
+def mean_size(product: NDArray[np.float64]) -> Sizes:
     """Return the mean of absolute values over the hidden axis."""
     return np.asarray(np.abs(product).mean(axis=-1))
 
 
-def scorer(reduce: Callable[[NDArray[np.float64]], Scores]) -> Any:
+def scorer(reduce: Callable[[NDArray[np.float64]], Sizes]) -> Any:
     """Return a function that `faithfulness` accepts as a method."""
 
-    def scores(model: Any, tokenizer: Any, texts: Sequence[str]) -> list[Scores]:
+    def scores(model: Any, tokenizer: Any, texts: Sequence[str]) -> list[Sizes]:
         return [reduce(product) for product in products(model, tokenizer, texts)]
 
     return scores

@@ -54,7 +54,7 @@ class ReadDirection:
 
 @shielded
 def hooked(modules: Any, hook: Callable[..., Any]) -> Iterator[None]:
-    """MethodCall a function behind each of some modules."""
+    """Call a function behind each of some modules."""
     handles = [module.register_forward_hook(hook) for module in modules]
     try:
         yield
