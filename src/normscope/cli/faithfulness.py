@@ -207,7 +207,7 @@ def faithfulness(arguments: FaithfulnessArguments) -> None:
 
 @command
 def compare(arguments: CompareArguments) -> None:
-    """Compare methods on the same texts: agreement, time, proof.
+    """Compare methods on the same texts: agreement and time.
 
     Prints Spearman's rank correlation of every two methods, mean over texts, and for each method
     the seconds for a text, the peak memory and the completeness error.

@@ -18,7 +18,7 @@ class MethodsArguments(CommandArguments):
 
 @command
 def methods(arguments: MethodsArguments) -> None:
-    """List the methods of attribution, their units and their cost.
+    """List the methods of attribution and what they cost.
 
     A method with options is printed as it is written, with the defaults of its options:
     smoothgrad:samples=30,noise=0.15,seed=0,norm=l2. Options may be left out, and the first needs
