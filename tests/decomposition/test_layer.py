@@ -84,7 +84,8 @@ def test_every_scope_is_complete(name: str, ff_bias: Any) -> None:
                 seen.add(f"{captured.kind} {scope}")
                 assert gaps[scope].max() < 1e-9, scope
                 assert made.values.min() >= 0 or made.scope.signed
-                extra = captured.kind == "cross" and made.scope.with_residual
+                alone = ("attn_w", "attn_n", "effective", "value_zeroing")
+                extra = captured.kind == "cross" and scope not in alone
                 assert made.values.shape == (batch, queries, keys + extra)
                 if made.scope.related:
                     continue
