@@ -210,8 +210,7 @@ def test_reductions_of_texts_know_their_tokens() -> None:
 @pytest.mark.parametrize(("how", "message"), [
     ({"reduce": ("top",)}, "unknown reduction: 'top'; the reductions are: mixing_ratio"),
     ({"reduce": ("top0",)}, "unknown reduction"),
-    ({"reduce": ("argmax",), "heads": "each"}, "not single heads"),
-    ({"reduce": ("argmax",), "maps": ["atb_ff"]}, r"not maps behind a feed-forward \(atb_ff\)"),
+    ({"reduce": ("argmax",), "heads": "each"}, "not on those of single heads"),
     ({"reduce": ("category",)}, "go together: give both"),
     ({"reduce": ("argmax",), "categories": {"a": ["b"]}}, "go together: give both"),
     ({"reduce": ("category",), "categories": {"a": "b"}}, "a list of tokens, not a string"),

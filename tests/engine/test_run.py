@@ -18,6 +18,7 @@ from numpy.testing import assert_array_equal
 from torch import Tensor
 
 import normscope
+from normscope.decomposition.available import available
 from normscope.decomposition.layer import LayerView
 from normscope.engine.batch import Batch
 from normscope.engine.measure import Measure, Needs, Observed, Part, StopPass
@@ -126,6 +127,7 @@ def test_looking_leaves_the_models_output_and_its_modes() -> None:
 
 def test_several_views_of_a_text_come_from_one_forward_pass() -> None:
     model: Any = tiny_model("bert")
+    available(model)  # the layouts of layers are read from a pass of their own
     passes: list[int] = []
     model.register_forward_pre_hook(lambda *_: passes.append(1))
     lengths: list[int] = []

@@ -156,9 +156,10 @@ class Network(LeavableMode):
             return None
         args, kwargs, states = _without_parameters(args, kwargs)
         if not states or not torch.is_grad_enabled():
+            given = args
             if self.pushes:  # nor do constants have components
                 args, kwargs = _without_components(args, kwargs)
-            return _carry_weights(args, func(*args, **kwargs))
+            return _carry_weights(given, func(*args, **kwargs))
         if self.rules.difference and name in functions.CHOICES:
             return self._choose(func, args, kwargs)
         if name in functions.LINEAR:
