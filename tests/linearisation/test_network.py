@@ -261,6 +261,8 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "clamp": lambda x: x.clamp(-0.5, 0.7),
     "clamp above zero": lambda x: x.clamp(min=0.4),
     "clamp by keyword": lambda x: torch.clamp(x, max=0.2),
+    "clamp by states": lambda x: torch.clamp(x, x.roll(1, -1) - 0.2, x.roll(1, -1) + 0.3),
+    "clamp by a state": lambda x: x.clamp_max(x.mean(-1, keepdim=True)),
     "swish written out": lambda x: x * torch.sigmoid(1.7 * x),
     "tanh times itself": lambda x: torch.tanh(x) * x,
     "quotient": lambda x: x / (1 + x.abs()),

@@ -30,11 +30,13 @@ from normscope.linearisation.attention import (
     can_fuse,
 )
 from normscope.linearisation.composites import (
+    CLAMPS,
     COMPOSITE_SCALES,
     COMPOSITES,
     Arguments,
     Keywords,
     NormCall,
+    clamped,
     of_first,
 )
 from normscope.linearisation.ledger import Ledger
@@ -447,6 +449,9 @@ class Network(LeavableMode):
 
     def _activation(self, func: Any, args: Arguments, kwargs: Keywords) -> Tensor:
         kwargs.pop("inplace", None)
+        if func.__name__ in CLAMPS and any(map(_is_tensor, (*args[1:], *kwargs.values()))):
+            with self:
+                return clamped(func.__name__, *args, **kwargs)
         rest = tuple(argument for argument in args[1:] if not isinstance(argument, bool))
         known = (func.__name__, repr(rest), repr(kwargs))
         return self.activate(lambda u: func(u, *rest, **kwargs), args[0], known)
@@ -646,6 +651,10 @@ class Network(LeavableMode):
     def _composite(self, func: Any, args: Arguments, kwargs: Keywords) -> Any:
         with self:
             return COMPOSITES[func.__name__](*args, **kwargs)
+
+
+def _is_tensor(argument: Any) -> bool:
+    return isinstance(argument, Tensor)
 
 
 def _is_state(argument: Any) -> bool:
