@@ -189,23 +189,21 @@ def _multi_head(
     return functional.linear(context, out_weight, out_bias), None
 
 
-CLAMPS = {"clamp": 3, "clip": 3, "clamp_min": 1, "clamp_max": 2}  # by bounds: 1 min, 2 max
+# The names of the bounds of a clamp, in their order.
+CLAMPS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("clamp", "clip"), ("min", "max")),
+    "clamp_min": ("min",),
+    "clamp_max": ("max",),
+}
 
 
 def clamped(name: str, x: Tensor, *bounds: Any, **named: Any) -> Tensor:
     """Return a clamp whose bounds are tensors, by the rule for the sign of a difference."""
-    least, most = (
-        (*bounds, *named.values())[-1:] * 2
-        if CLAMPS[name] < 3
-        else (
-            named.get("min", bounds[0] if bounds else None),
-            named.get("max", bounds[1] if len(bounds) > 1 else None),
-        )
-    )
-    if CLAMPS[name] & 1 and least is not None:
-        x = least + functional.relu(x - least)
-    if CLAMPS[name] & 2 and most is not None:
-        x = most - functional.relu(most - x)
+    given = {**dict(zip(CLAMPS[name], bounds, strict=False)), **named}
+    if given.get("min") is not None:
+        x = given["min"] + functional.relu(x - given["min"])
+    if given.get("max") is not None:
+        x = given["max"] - functional.relu(given["max"] - x)
     return x
 
 

@@ -61,6 +61,7 @@ def taken_apart(model: nn.Module, active: Callable[[], Any]) -> Iterator[None]:
                 _USERS[value] -= 1
                 if _USERS[value]:
                     continue
+                del _USERS[value]
                 if isinstance(value, type):
                     del value.apply  # type: ignore[attr-defined]
                 else:
